@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from benchmarks.coserve.boards import role_of
-from benchmarks.coserve.real.board import RealBoard, cores
+from benchmarks.coserve.real.board import RealBoard
 from benchmarks.coserve.settings import Setting
 from greenroom.coe.computing.batch_size import batch_size
 from greenroom.coe.simulation.simulate import Served, Way, simulate
@@ -33,16 +33,17 @@ def foretold(
     mean = sum(real.board.bytes_of) / len(real.board.bytes_of)
     stages = sum(len(way.experts) for way in ways)
     taken_ms = served.loads * mean * real.link.cpu_ms_a_byte + stages * decide_ms
-    return _replayed(real, scheme, setting, ways, slower_by(taken_ms, served, cores(), setting.executors))
+    return _replayed(real, scheme, setting, ways, slower_by(taken_ms, served, setting.executors))
 
 
-def slower_by(taken_ms: float, served: Served, cores: int, executors: int) -> float:
-    """How much longer batches take if ``taken_ms`` of a core's work is done beside them.
+def slower_by(taken_ms: float, served: Served, executors: int) -> float:
+    """How much longer batches take if ``taken_ms`` of a core's work is done beside them. Executors have all cores.
 
-    An executor that is idle yields its cores, so only that part counts for which all of them compute.
+    A batch waits for the slowest of its executor's threads, so what one core loses is lost for all of them. An executor
+    that is idle yields its cores, so only that part counts for which all of them compute.
     """
     busy = min(1.0, served.computed_ms / executors / served.total_ms)
-    share = min(0.5, taken_ms / served.total_ms / cores)
+    share = min(0.5, taken_ms / served.total_ms / executors)
     return 1 / (1 - share * busy)
 
 

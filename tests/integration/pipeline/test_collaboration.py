@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import logging
+import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -31,6 +32,7 @@ AHEAD = 1.1
 SETTLED = 0.95
 """Of the requests that are placed, those that workers have by then."""
 GIVE_UP_S = 240.0
+TRIES = 10
 
 Answer = tuple[list[str], str]
 """The path of experts, and the last one's label."""
@@ -102,9 +104,17 @@ class Clients:
             self.sent += 1
 
     async def _call(self, number: int) -> None:
-        async with self._http.post(self._url, json=self._bodies[number]) as response:
-            assert response.status == 200, await response.text()
-            self.answers.append((number, _answer(await response.json())))
+        """Under a key, so that one that may or may not have been taken, as a log at its limit says, is sent again."""
+        key = {"Idempotency-Key": uuid.uuid4().hex}
+        for _ in range(TRIES):
+            async with self._http.post(self._url, json=self._bodies[number], headers=key) as response:
+                if response.status == 200:
+                    self.answers.append((number, _answer(await response.json())))
+                    return
+                assert response.status == 503, await response.text()
+                pause_s = float(response.headers.get("Retry-After", 1))
+            await asyncio.sleep(pause_s)
+        raise AssertionError(f"no answer after {TRIES} times")
 
     @property
     def open(self) -> int:

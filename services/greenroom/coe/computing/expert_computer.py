@@ -70,7 +70,7 @@ class ExpertComputer:
             try:
                 read[place] = preparation.read(given, "the input")
             except InvalidRequest as error:
-                outcomes[place] = error
+                outcomes[place] = _without_frames(error)
         places, parts = list(read), preparation.together(list(read.values()))
         read.clear()  # the parts have it
         for part in parts:
@@ -132,3 +132,9 @@ class ExpertComputer:
 
     def _skeleton(self, expert: int) -> Skeleton:
         return self._skeletons[self._checkpoints[expert].architecture]
+
+
+def _without_frames(error: InvalidRequest) -> InvalidRequest:
+    """What is kept of an input that is refused: frames would hold all that was decoded of it, for a whole batch."""
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)

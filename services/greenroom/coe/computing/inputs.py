@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -17,7 +18,7 @@ from transformers import AutoImageProcessor, AutoTokenizer
 from greenroom.coe.computing.images import MAX_PIXELS, decode_image, decoded_bytes, largest_image
 from greenroom.coe.loading.architecture import Architecture
 from greenroom.coe.loading.expert_checkpoint import IMAGE_SETTINGS, TOKENIZERS, ExpertCheckpoint, InputKind, Task
-from greenroom.core.errors import CorruptCheckpoint, InvalidRequest
+from greenroom.core.errors import CorruptCheckpoint, InvalidRequest, UnsupportedModel
 
 Input = bytes | str | Image.Image
 """An image (PNG or JPEG, or decoded as RGB) or a text (UTF-8 where it is bytes)."""
@@ -26,9 +27,12 @@ UNLIMITED_TOKENS: Final = 4096
 """What a text may have where neither model nor tokenizer has a limit: memory has one."""
 LEAST_CHARACTERS: Final = 65_536
 CHARACTERS_A_TOKEN: Final = 16
-"""Of a long text so many characters are read for each token that is taken of it, but at least LEAST_CHARACTERS."""
+"""Of a long text so many characters are read for each token that is taken of it, but at least LEAST_CHARACTERS. Those
+count that compatibility decomposition makes of it (NFKD), as some tokenizers do: it makes up to 18 of one.
+"""
+_MOST_OF_ONE: Final = 18
 BYTES_A_CHARACTER: Final = 500
-"""What a tokenizer takes at most of a text that it reads: 110 to 370 were measured, and allocators keep some."""
+"""What a tokenizer takes at most of a text that it reads: 110 to 410 were measured, and allocators keep some."""
 _SENTENCES: Final = "sentence_bert_config.json"
 _NO_LIMIT: Final = 10**9  # tokenizers without a limit name a number beyond it
 _TOKENIZER_FILES: Final = (
@@ -159,14 +163,15 @@ class TextPreparation:
         return BYTES_A_CHARACTER * self.characters
 
     def read(self, given: Input, name: str) -> Prepared:
-        """A tokenizer takes memory for all of a text before it cuts it, so of a very long one it gets the begin. That
-        is refused if fewer tokens come of it than are taken.
+        """A tokenizer takes memory for all of a text before it cuts it, so of a very long one it gets the begin, or the
+        end if that is what it keeps. That is refused if fewer tokens come of it than are taken.
         """
         text, whole = _text(given, name), True
-        if len(text) > self.characters:
+        within = _within(text, self.characters, last=self.tokenizer.truncation_side == "left")
+        if len(within) < len(text):
             if not self._cuts:
                 raise _too_long(name, f"{len(text)} characters", f"{self.characters} characters")
-            text, whole = _begin(text, self.characters), False
+            text, whole = within, False
         try:
             if not whole and len(self._tokens(text, cuts=False)["input_ids"]) <= self.longest:
                 raise _too_long(name, "few tokens in very many characters", f"{self.characters} characters")
@@ -177,6 +182,8 @@ class TextPreparation:
             raise _unprepared(name, error) from error
         if (count := len(tokens["input_ids"])) > self.longest:
             raise _too_long(name, f"{count} tokens", f"{self.longest}")
+        if not count:
+            raise InvalidRequest(f"{name} has no tokens; send a text", param=name, code="invalid_text")
         return Prepared({key: torch.tensor([own]) for key, own in tokens.items()}, places=(0,))
 
     def together(self, read: Sequence[Prepared]) -> list[Prepared]:
@@ -205,10 +212,26 @@ def _text(given: Input, name: str) -> str:
     return text
 
 
-def _begin(text: str, characters: int) -> str:
-    """At most so many, and no part of a word if there is a space among them: tokens depend on whole words."""
-    words = text[:characters].rsplit(maxsplit=1)
-    return words[0] if len(words) > 1 else text[:characters]
+def _within(text: str, characters: int, *, last: bool) -> str:
+    """The first of its characters, or the ``last``, that make at most so many; all if those do.
+
+    No part of a word if there is a space among them: tokens depend on whole words.
+    """
+    if _MOST_OF_ONE * len(text) <= characters:
+        return text
+    part = text[-characters:] if last else text[:characters]
+    while (made := sum(len(unicodedata.normalize("NFKD", one)) for one in _pieces(part))) > characters:
+        kept = max(1, min(len(part) - 1, len(part) * characters // made))
+        part = part[-kept:] if last else part[:kept]
+    if len(part) == len(text):
+        return text
+    words = part.split(maxsplit=1) if last else part.rsplit(maxsplit=1)
+    return words[-1 if last else 0] if len(words) > 1 else part
+
+
+def _pieces(text: str, size: int = 4096) -> Iterator[str]:
+    """Small enough that what is made of each takes little."""
+    return (text[at : at + size] for at in range(0, len(text), size))
 
 
 def _too_long(name: str, has: str, most: str) -> InvalidRequest:
@@ -236,7 +259,7 @@ class Preparations:
 
 
 def image_preparation(checkpoint: ExpertCheckpoint, max_pixels: int = MAX_PIXELS) -> ImagePreparation:
-    """By the checkpoint's own image processor. Raises CorruptCheckpoint."""
+    """By the checkpoint's own image processor. Raises CorruptCheckpoint, UnsupportedModel."""
     try:
         processor = AutoImageProcessor.from_pretrained(
             checkpoint.folder, backend="pil", trust_remote_code=False, local_files_only=True
@@ -246,6 +269,11 @@ def image_preparation(checkpoint: ExpertCheckpoint, max_pixels: int = MAX_PIXELS
     if checkpoint.task is Task.OBJECT_DETECTION and not hasattr(processor, "post_process_object_detection"):
         raise CorruptCheckpoint(
             f"{IMAGE_SETTINGS} of {checkpoint.model} is of a {type(processor).__name__}, which finds no objects"
+        )
+    if not getattr(processor, "do_resize", True) and not getattr(processor, "do_center_crop", False):
+        raise UnsupportedModel(
+            f"{IMAGE_SETTINGS} of {checkpoint.model} neither resizes nor crops, so what a batch takes has no bound: "
+            "set do_resize and size"
         )
     return ImagePreparation(processor, max_pixels)
 

@@ -22,8 +22,10 @@ MAX_FILE_BYTES: Final = 16 * MIB
 _NEAR: Final = 3
 """So many near names are shown where one is not known. There may be hundreds."""
 _ROUNDING: Final = 1e-9
-_NO_PARTS: Final = frozenset({"infer", "ready", "versions", ".", ".."})
-"""Of a name between slashes: the path of a model's endpoints goes on with these, or clients take them out of it."""
+_ENDPOINTS: Final = frozenset({"infer", "ready", "versions"})
+"""What the path of a model's endpoints goes on with."""
+_DOTS: Final = frozenset({".", ".."})
+"""What clients take out of a path."""
 
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -119,10 +121,9 @@ def read_definition(path: Path) -> CoeDefinition:
 
 def check(definition: CoeDefinition, source: str = "coe") -> None:
     """Raises InvalidConfig where the invariants of ``CoeDefinition`` do not hold. ``source``: named in the error."""
-    if taken := _NO_PARTS.intersection(definition.name.split("/")[1:]):
-        raise InvalidConfig(
-            f"{source}: name", definition.name, f"a name without /{min(taken)}, which endpoints end with"
-        )
+    first, *others = definition.name.split("/")
+    if taken := (_ENDPOINTS & set(others)) | (_DOTS & {first, *others}):
+        raise InvalidConfig(f"{source}: name", definition.name, f"a name without {min(taken)!r} between slashes")
     _check_router(definition, source)
     for name, expert in definition.experts.items():
         _check_edges(definition, expert, f"{source}: experts.{name}.next")

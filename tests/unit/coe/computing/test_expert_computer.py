@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import json
 import threading
+import unicodedata
 import weakref
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import numpy as np
@@ -86,7 +87,16 @@ def test_of_a_batch_one_image_at_a_time_is_decoded_and_all_are_computed_together
         return made
 
     monkeypatch.setattr("greenroom.coe.computing.inputs.decode_image", watched)
-    given = [*(encoded(random_image(seed)) for seed in range(3)), b"no image", encoded(random_image(3))]
+    picky, original = experts.computer._preparations[0], cast("Any", experts.computer._preparations[0]).processor
+
+    def refusing(images: list[Any], **options: Any) -> Any:
+        if images[0].width == 7:
+            raise ValueError("seven is not for me")
+        return original(images=images, **options)
+
+    monkeypatch.setattr(picky, "processor", refusing)
+    refused = encoded(random_image(width=7))
+    given = [*(encoded(random_image(seed)) for seed in range(3)), refused, refused, encoded(random_image(3))]
     batches, forward = [], experts.computer.forward
 
     def counting(expert: int, prepared: Prepared, weights: ExpertWeights) -> Any:
@@ -95,8 +105,8 @@ def test_of_a_batch_one_image_at_a_time_is_decoded_and_all_are_computed_together
 
     monkeypatch.setattr(experts.computer, "forward", counting)
     outcomes = experts.computer.compute(0, given, record)
-    assert [type(each) for each in outcomes] == [*[ExpertResult] * 3, InvalidRequest, ExpertResult]
-    assert (len(alive), batches) == (4, [4])
+    assert [type(each) for each in outcomes] == [*[ExpertResult] * 3, *[InvalidRequest] * 2, ExpertResult]
+    assert (len(alive), batches) == (6, [4])
 
 
 @pytest.mark.parametrize("family", DETECTORS)
@@ -171,26 +181,43 @@ def test_without_a_limit_of_its_own_a_text_may_have_so_many_tokens() -> None:
         preparation.read("x" * 70_000, "text")
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
 @given(st.lists(st.text("ab \n", min_size=1, max_size=60), min_size=1), st.integers(3, 8))
-def test_of_a_very_long_text_only_the_begin_is_read_and_gives_the_same_tokens(parts: list[str], longest: int) -> None:
+def test_of_a_very_long_text_only_what_is_kept_is_read_and_gives_the_same_tokens(
+    side: str, parts: list[str], longest: int
+) -> None:
     """Or it is refused: then what was read has too few."""
     text = " ".join(parts)
     assume(text.strip())
     preparation = TextPreparation(small_tokenizer(), longest)
+    preparation.tokenizer.truncation_side = side
     expected = preparation.tokenizer(text, truncation=True, max_length=longest)["input_ids"]
     preparation.characters = 40
     try:
         read = preparation.read(text, "text")
     except InvalidRequest:
-        assert len(preparation.tokenizer(text[:40])["input_ids"]) <= longest
+        within = text[:40] if side == "right" else text[-40:]
+        assert len(preparation.tokenizer(within)["input_ids"]) <= longest + 1  # the word that is cut is not read
         assert len(text) > 40
     else:
         assert read.tensors["input_ids"].tolist() == [expected]
 
 
+def test_what_a_tokenizer_makes_of_characters_counts() -> None:
+    """U+FDFA is 18 characters by compatibility decomposition."""
+    preparation = TextPreparation(small_tokenizer(), 8)
+    with mock.patch.object(preparation, "tokenizer", wraps=preparation.tokenizer) as tokenizer:
+        tokenizer.truncation_side = "right"
+        preparation.read("\ufdfa " * 60_000, "text")
+    read = max((call.args[0] for call in tokenizer.call_args_list), key=len)
+    assert len(read) > 1000
+    assert len(unicodedata.normalize("NFKD", read)) <= preparation.characters
+
+
 def test_a_million_characters_are_not_tokenised() -> None:
     preparation = TextPreparation(small_tokenizer(), 128)
     with mock.patch.object(preparation, "tokenizer", wraps=preparation.tokenizer) as tokenizer:
+        tokenizer.truncation_side = "right"
         preparation.read("good " * 200_000, "text")
     assert max(len(call.args[0]) for call in tokenizer.call_args_list) <= preparation.characters == 65_536
 
@@ -201,6 +228,14 @@ def test_weights_that_are_no_numbers_fail_every_request(tmp_path: Path) -> None:
     record[0].fill_(float("nan"))
     outcomes = experts.computer.compute(0, some_inputs("resnet", 3), record)
     assert all(isinstance(outcome, ExpertFailed) for outcome in outcomes)
+
+
+def test_a_processor_that_keeps_sizes_is_refused(tmp_path: Path) -> None:
+    """Else what a batch takes would have no bound."""
+    file = save_expert("vit", tmp_path / "one") / "preprocessor_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"do_resize": False}))
+    with pytest.raises(UnsupportedModel, match=r"experts\.one: .* neither resizes nor crops"):
+        collaborate(tmp_path / "one.toml", [file.parent])
 
 
 def test_experts_with_equal_settings_share_their_preparation(tmp_path: Path) -> None:

@@ -98,6 +98,15 @@ def test_values_that_many_tags_point_at_are_there_once() -> None:
         tracemalloc.stop()
 
 
+def test_texts_of_an_image_are_bounded() -> None:
+    text = b"Comment\0\0" + zlib.compress(bytes(900_000))
+    one = struct.pack(">I", len(text)) + b"zTXt" + text + struct.pack(">I", zlib.crc32(b"zTXt" + text))
+    whole = encoded(random_image())
+    assert decode_image(whole[:33] + one + whole[33:]).size == random_image().size
+    with pytest.raises(InvalidRequest, match="text"):
+        decode_image(whole[:33] + one + one + whole[33:])
+
+
 def test_a_jpeg_of_very_many_scans_is_refused_before_it_is_decoded() -> None:
     """Each takes as long as the whole image, and a few bytes."""
     file = io.BytesIO()

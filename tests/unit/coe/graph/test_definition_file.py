@@ -97,8 +97,9 @@ def test_without_first_the_value_names_an_expert_that_no_edge_leads_to(tmp_path:
         ('parameter = "component"', 'parameter = "component"\nexpert = "chip"', ["router", "either"]),
         ("probability = 0.5", "probability = 1.5", ["probability"]),
         ('label = "good"', "labels = []", ["labels", "length >= 1"]),
-        ('name = "board"', 'name = "board/versions/1"', ["name", "/versions"]),
-        ('name = "board"', 'name = "board/infer"', ["name", "/infer"]),
+        ('name = "board"', 'name = "board/versions/1"', ["name", "without 'versions'"]),
+        ('name = "board"', 'name = "board/infer"', ["name", "without 'infer'"]),
+        ('name = "board"', 'name = "../board"', ["name", "without '..'"]),
         ('label = "good"\nprobability = 0.5', "probability = 0.5", ["experts.resistor.next", "1 in sum"]),
         (
             "below_score = 0.6",
