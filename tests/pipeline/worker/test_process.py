@@ -159,6 +159,6 @@ async def test_it_ends_when_its_model_is_broken_and_its_request_is_for_others(
             await around.run("cut", 900)
         assert caught.value.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
         assert await asyncio.to_thread(around.process.wait_end) == 1, around.process.log()
-        assert 1 <= len(around.gateway.got["cut"]) < 900  # what the last steps made may be on its way when it ends
+        assert len(around.gateway.got["cut"]) >= 6
         assert "the device computes nothing any more (AcceleratorError: CUDA error" in around.process.log()
         assert await around.directory.wait_for(lambda known: known.gone(around.member.instance), DEADLINE_S)
