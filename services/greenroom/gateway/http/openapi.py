@@ -41,12 +41,13 @@ _ERRORS: Mapping[int, str] = {
     409: "The idempotency key belongs to another request.",
     413: "The body is too large.",
     415: "The body is not JSON in UTF-8, or its Content-Encoding is none that is taken.",
+    417: "The header Expect asks for something else than 100-continue.",
     429: "A limit of the key or of the server: `rate_limited`, `too_many_concurrent`, `saturated`, `shed`.",
     500: "The generation failed, or the server did.",
     503: "Not ready, stopping, or not known whether the request was taken.",
     504: "Not finished in time.",
 }
-_GENERATING = (400, 401, 403, 404, 408, 409, 413, 415, 429, 500, 503, 504)
+_GENERATING = (400, 401, 403, 404, 408, 409, 413, 415, 417, 429, 500, 503, 504)
 _REQUEST_ID: Json = {
     "name": "X-Request-Id",
     "in": "header",

@@ -33,6 +33,8 @@ def most_requests(runs: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
+    """A request that waits for room in the engine. ``deadline_s``: on the engine's clock."""
+
     given: bytes
     parameter: str
     deadline_s: float
