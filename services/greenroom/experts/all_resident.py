@@ -35,7 +35,13 @@ class ResidentExperts:
             weights.append(experts)
         return cls(weights)
 
-    def step(self, sequences: NDArray[np.int64], prefill: NDArray[np.bool_]) -> AbstractContextManager[None]:
+    def step(
+        self,
+        sequences: NDArray[np.int64],
+        prefill: NDArray[np.bool_],
+        tokens: NDArray[np.int64] | None = None,
+        paths: NDArray[np.float32] | None = None,
+    ) -> AbstractContextManager[None]:
         return contextlib.nullcontext()
 
     def layer_entered(self, layer: int) -> None:

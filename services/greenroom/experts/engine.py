@@ -183,15 +183,28 @@ class ExpertEngine:
 
     # -- what the model's hooks ask (ExpertSource) ------------------------------------------------------------
 
-    def step(self, sequences: NDArray[np.int64], prefill: NDArray[np.bool_]) -> AbstractContextManager[None]:
-        """One forward. ``sequences[T]``: which sequence each row belongs to; ``prefill[T]``: its phase."""
-        return self.step_of(sequences, np.where(prefill, Phase.PREFILL, Phase.DECODE).astype(np.uint8))
+    def step(
+        self,
+        sequences: NDArray[np.int64],
+        prefill: NDArray[np.bool_],
+        tokens: NDArray[np.int64] | None = None,
+        paths: NDArray[np.float32] | None = None,
+    ) -> AbstractContextManager[None]:
+        """One forward. ``sequences[T]``: which sequence each row belongs to; ``prefill[T]``: its phase; ``tokens[T]``
+        and ``paths[T, N]``: see Step."""
+        return self.step_of(sequences, np.where(prefill, Phase.PREFILL, Phase.DECODE).astype(np.uint8), tokens, paths)
 
     @contextmanager
-    def step_of(self, sequences: NDArray[np.int64], phases: NDArray[np.uint8]) -> Iterator[None]:
+    def step_of(
+        self,
+        sequences: NDArray[np.int64],
+        phases: NDArray[np.uint8],
+        tokens: NDArray[np.int64] | None = None,
+        paths: NDArray[np.float32] | None = None,
+    ) -> Iterator[None]:
         """As ``step``, with any phase a row: ``phases[T]``, values of Phase."""
         self._steps += 1
-        self._step = Step(self.catalogue.pool, self._steps, sequences, phases)
+        self._step = Step(self.catalogue.pool, self._steps, sequences, phases, tokens, paths)
         self._resident_layer = None
         failed = True
         self.counters.step_began(self._step, self._hardware.now())

@@ -23,8 +23,16 @@ class ExpertSource(Protocol):
     ``layer`` counts the MoE layers from 0, without dense layers. Experts are numbered from 0 within their layer.
     """
 
-    def step(self, sequences: NDArray[np.int64], prefill: NDArray[np.bool_]) -> AbstractContextManager[None]:
-        """One forward. ``sequences[T]``: which sequence each row belongs to; ``prefill[T]``: its phase."""
+    def step(
+        self,
+        sequences: NDArray[np.int64],
+        prefill: NDArray[np.bool_],
+        tokens: NDArray[np.int64] | None = None,
+        paths: NDArray[np.float32] | None = None,
+    ) -> AbstractContextManager[None]:
+        """One forward. ``sequences[T]``: which sequence each row belongs to; ``prefill[T]``: its phase; ``tokens[T]``
+        and ``paths[T, N]``: see ``policies.base.events.Step``.
+        """
         ...
 
     def layer_entered(self, layer: int) -> None:

@@ -131,7 +131,9 @@ class FailingSource:
         finally:
             self.open -= 1
 
-    def step(self, sequences: NDArray[np.int64], prefill: NDArray[np.bool_]) -> AbstractContextManager[None]:
+    def step(
+        self, sequences: NDArray[np.int64], prefill: NDArray[np.bool_], *_: object
+    ) -> AbstractContextManager[None]:
         return self._step(sequences, prefill)
 
     def layer_entered(self, layer: int) -> None: ...

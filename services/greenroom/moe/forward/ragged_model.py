@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from greenroom.experts.source import ExpertSource
 from greenroom.moe.attention.kv_cache import KVLayout
@@ -48,15 +49,18 @@ class RaggedModel(RaggedForward):
             self.lean = proven_lean_decoder(self, self.layout, native)
         self.source = source
 
-    def forward(self, chunks: Sequence[Chunk]) -> torch.Tensor:
-        """As RaggedForward; the source hears of it."""
-        with self._source_step(chunks):
+    def forward(self, chunks: Sequence[Chunk], paths: NDArray[np.float32] | None = None) -> torch.Tensor:
+        """As RaggedForward; the source hears of it. ``paths[T, N]``: see ``policies.base.events.Step``."""
+        with self._source_step(chunks, paths):
             return super().forward(chunks)
 
-    def _source_step(self, chunks: Sequence[Chunk]) -> AbstractContextManager[None]:
+    def _source_step(
+        self, chunks: Sequence[Chunk], paths: NDArray[np.float32] | None
+    ) -> AbstractContextManager[None]:
         if self.source is None:
             return contextlib.nullcontext()
         lengths = [len(chunk.tokens) for chunk in chunks]
         sequences = np.repeat(np.array([chunk.sequence for chunk in chunks], dtype=np.int64), lengths)
         prefill = np.repeat(np.array([chunk.prefill for chunk in chunks], dtype=np.bool_), lengths)
-        return self.source.step(sequences, prefill)
+        tokens = np.array([token for chunk in chunks for token in chunk.tokens], dtype=np.int64)
+        return self.source.step(sequences, prefill, tokens, paths)

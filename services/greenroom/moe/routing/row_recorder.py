@@ -81,8 +81,14 @@ class _Unabridged:
     def __init__(self, source: ExpertSource) -> None:
         self._source = source
 
-    def step(self, sequences: NDArray[np.int64], prefill: NDArray[np.bool_]) -> AbstractContextManager[None]:
-        return self._source.step(sequences, prefill)
+    def step(
+        self,
+        sequences: NDArray[np.int64],
+        prefill: NDArray[np.bool_],
+        tokens: NDArray[np.int64] | None = None,
+        paths: NDArray[np.float32] | None = None,
+    ) -> AbstractContextManager[None]:
+        return self._source.step(sequences, prefill, tokens, paths)
 
     def layer_entered(self, layer: int) -> None:
         self._source.layer_entered(layer)

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from greenroom.policies.base.array_types import NO_KEYS, Counts, Ids, Keys, Mask
+from greenroom.policies.base.array_types import NO_KEYS, Counts, Ids, Keys, Mask, Scores
 from greenroom.policies.base.expert_keys import Catalogue
 
 UNKNOWN_TASK: Final = "unknown"
@@ -88,16 +88,28 @@ class Step:
     """One forward: which sequence and which phase each of its rows belongs to.
 
     ``number`` rises from step to step; two steps may be in flight. ``row_sequences[T]`` are sequence ids,
-    ``row_phases[T]`` values of Phase. Rows of one sequence need not lie side by side.
+    ``row_phases[T]`` values of Phase. Rows of one sequence need not lie side by side. ``row_tokens[T]``: the token that
+    each row is of. ``row_paths[T, N]``: the chance that each row picks each expert, foretold before the forward
+    (``TokenPaths``). None: not known.
     """
 
-    __slots__ = ("_rows_of", "_sequences", "number", "pool", "row_phases", "row_sequences")
+    __slots__ = ("_rows_of", "_sequences", "number", "pool", "row_paths", "row_phases", "row_sequences", "row_tokens")
 
-    def __init__(self, pool: str, number: int, row_sequences: Ids, row_phases: NDArray[np.uint8]) -> None:
+    def __init__(
+        self,
+        pool: str,
+        number: int,
+        row_sequences: Ids,
+        row_phases: NDArray[np.uint8],
+        row_tokens: Ids | None = None,
+        row_paths: Scores | None = None,
+    ) -> None:
         self.pool = pool
         self.number = number
         self.row_sequences = row_sequences
         self.row_phases = row_phases
+        self.row_tokens = row_tokens
+        self.row_paths = row_paths
         self._sequences: Ids | None = None
         self._rows_of: Ids | None = None
 

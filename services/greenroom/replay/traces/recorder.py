@@ -19,13 +19,14 @@ class _RecordedStep:
     sequences: NDArray[np.int64]
     phases: NDArray[np.uint8]
     picks: NDArray[np.integer]
+    tokens: NDArray[np.int64] | None
 
 
 class TraceRecorder:
     """Keeps every finished step's routing: ``engine.listener = TraceRecorder(...)``; ``trace`` returns it.
 
     A step that fails runs again, and counts once. The engine calls it on its own thread; ``trace`` and ``clear`` are to
-    be called when nothing runs. Grows by layers × k bytes a token (twice that beyond 255 experts a layer).
+    be called when nothing runs. Grows by layers × k + 8 bytes a token (twice the first that beyond 255 experts a layer).
     """
 
     def __init__(self, catalogue: Catalogue, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -61,7 +62,8 @@ class TraceRecorder:
         layers, self._layers = self._layers, {}
         if not failed and len(layers) == self._catalogue.layers and step.rows:
             picks = np.stack([layers[layer] for layer in range(len(layers))], axis=1)
-            self._steps.append(_RecordedStep(step.row_sequences.copy(), step.row_phases.copy(), picks))
+            tokens = None if step.row_tokens is None else step.row_tokens.copy()
+            self._steps.append(_RecordedStep(step.row_sequences.copy(), step.row_phases.copy(), picks, tokens))
 
     def sequence_reported(self, sequence: int, report: Mapping[str, float]) -> None:
         """Nothing: only routing is kept."""
@@ -77,6 +79,8 @@ class TraceRecorder:
         known = sorted({*self._queued, *np.unique(sequences).tolist()})
         ends = np.searchsorted(sequences[order], known, side="right")
         numbers = np.repeat(np.arange(len(steps)), [len(step.sequences) for step in steps])
+        told = [step.tokens for step in steps if step.tokens is not None]
+        tokens = np.concatenate(told) if steps and len(told) == len(steps) else None
         tasks = tuple(self._queued.get(sequence, (UNKNOWN_TASK, 0.0))[0] for sequence in known)
         arrivals = [self._queued.get(sequence, (UNKNOWN_TASK, 0.0))[1] for sequence in known]
         uniform = len(set(catalogue.experts_per_layer.tolist())) == 1
@@ -88,6 +92,7 @@ class TraceRecorder:
             top_k=catalogue.top_k.copy(),
             phase=np.concatenate([np.zeros(0, dtype=np.uint8), *(step.phases for step in steps)])[order],
             step=numbers[order].astype(np.int64),
+            token=None if tokens is None else tokens[order],
             task=tasks if any(task != UNKNOWN_TASK for task in tasks) else None,
             arrival=np.array(arrivals, dtype=np.float64),
             expert_bytes=catalogue.bytes_of[catalogue.first[:-1]].copy(),

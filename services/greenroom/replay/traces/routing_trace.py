@@ -36,7 +36,7 @@ class RoutingTrace:
     in each layer (None: ``k``). ``layer_ids``: each layer's number in the model.
 
     By token, None where not recorded: ``phase[tokens]``, values of Phase (None: all decoded); ``step[tokens]``, the
-    forward in which the row ran. By sequence: ``task``, ``request``, and ``arrival`` in seconds. Of the model: its
+    forward in which the row ran; ``token[tokens]``, the id of the token that is the row's input. By sequence: ``task``, ``request``, and ``arrival`` in seconds. Of the model: its
     name, the bytes that an expert of each layer occupies, and the first MoE layer of an encoder-decoder's decoder (0:
     it has no encoder).
     """
@@ -48,6 +48,7 @@ class RoutingTrace:
     top_k: Counts | None = None
     phase: NDArray[np.uint8] | None = None
     step: Counts | None = None
+    token: Counts | None = None
     task: tuple[str, ...] | None = None
     request: tuple[str, ...] | None = None
     arrival: NDArray[np.float64] | None = None
@@ -110,6 +111,7 @@ class RoutingTrace:
             seq_starts=self.seq_starts[first : last + 1] - rows.start,
             phase=None if self.phase is None else self.phase[rows],
             step=None if self.step is None else self.step[rows],
+            token=None if self.token is None else self.token[rows],
             task=None if self.task is None else self.task[first:last],
             request=None if self.request is None else self.request[first:last],
             arrival=None if self.arrival is None else self.arrival[first:last],
@@ -133,7 +135,7 @@ class RoutingTrace:
             "num_experts": np.asarray(self.num_experts),
             "layer_ids": np.arange(self.layers) if self.layer_ids is None else self.layer_ids,
         }
-        for name in ("top_k", "phase", "step", "arrival", "expert_bytes"):
+        for name in ("top_k", "phase", "step", "token", "arrival", "expert_bytes"):
             if (value := getattr(self, name)) is not None:
                 arrays[name] = np.asarray(value)
         for name in ("task", "request"):
@@ -170,7 +172,7 @@ class RoutingTrace:
 
     @property
     def _rows(self) -> TraceRows:
-        return TraceRows(self.experts, self.seq_starts, self.phase, self.step)
+        return TraceRows(self.experts, self.seq_starts, self.phase, self.step, self.token)
 
     # -- checks ----------------------------------------------------------------------------------------------------
 
@@ -188,6 +190,7 @@ class RoutingTrace:
             ("top_k", layers, "layers"),
             ("phase", tokens, "tokens"),
             ("step", tokens, "tokens"),
+            ("token", tokens, "tokens"),
             ("task", len(starts) - 1, "sequences"),
             ("request", len(starts) - 1, "sequences"),
             ("arrival", len(starts) - 1, "sequences"),
@@ -203,6 +206,8 @@ class RoutingTrace:
             raise TraceError(f"top_k must lie from 0 to k, {k}")
         if self.phase is not None and tokens and int(self.phase.max()) > max(Phase):
             raise TraceError(f"phase must be one of {', '.join(f'{int(p)} ({p.name.lower()})' for p in Phase)}")
+        if self.token is not None and tokens and self.token.min() < 0:
+            raise TraceError("token must be ids from 0")
         if not 0 <= self.decoder_start < layers:
             raise TraceError(f"decoder_start must be one of the {layers} layers, from 0")
         if self.arrival is not None and not np.isfinite(self.arrival).all():

@@ -18,7 +18,8 @@ from greenroom.policies.base.expert_keys import Catalogue
 class TraceStep:
     """One step of a replay: rows of ``sequences[T]`` in ``phases[T]`` with their ``picks[T, layers, k]``.
 
-    ``started`` and ``ended``: sequences whose first and whose last rows are among them.
+    ``started`` and ``ended``: sequences whose first and whose last rows are among them. ``tokens[T]``: the token that
+    each row is of; ``positions[T]``: its place in its sequence. ``tokens`` is None where it was not recorded.
     """
 
     sequences: NDArray[np.int64]
@@ -26,6 +27,8 @@ class TraceStep:
     phases: NDArray[np.uint8]
     started: tuple[int, ...] = ()
     ended: tuple[int, ...] = ()
+    tokens: NDArray[np.int64] | None = None
+    positions: NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,6 +39,7 @@ class TraceRows:
     seq_starts: Counts
     phase: NDArray[np.uint8] | None
     step: Counts | None
+    token: Counts | None = None
 
     def side_by_side(self, concurrent: int, tokens: int | None, prefill_chunk: int) -> Iterator[TraceStep]:
         """See ``RoutingTrace.steps``."""
@@ -78,12 +82,15 @@ class TraceRows:
                 return
             rows = running[:left]
             numbers = np.array([number for number, _, _ in rows], dtype=np.int64)
+            places = np.array([row for _, row, _ in rows], dtype=np.int64)
             yield TraceStep(
                 numbers,
-                self.experts[[row for _, row, _ in rows]],
+                self.experts[places],
                 decode[: len(rows)],
                 tuple(number for number, _, _ in fresh),
                 tuple(number for number, row, end in rows if row + 1 == end),
+                None if self.token is None else self.token[places],
+                places - self.seq_starts[numbers],
             )
             left -= len(rows)
             running = [(number, row + 1, end) for number, row, end in running if row + 1 < end]
@@ -112,7 +119,9 @@ class TraceRows:
 
     def _step_of(self, rows: Counts, sequences: Counts, started: tuple[int, ...], ended: tuple[int, ...]) -> TraceStep:
         phases = np.full(len(rows), Phase.DECODE, dtype=np.uint8) if self.phase is None else self.phase[rows]
-        return TraceStep(sequences, self.experts[rows], phases, started, ended)
+        tokens = None if self.token is None else self.token[rows]
+        positions = rows - self.seq_starts[sequences]
+        return TraceStep(sequences, self.experts[rows], phases, started, ended, tokens, positions)
 
 
 def layers_of(catalogue: Catalogue, step: TraceStep) -> list[list[int]]:

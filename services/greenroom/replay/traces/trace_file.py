@@ -23,10 +23,10 @@ class TraceError(GreenroomError):
 
 _REQUIRED = ("experts", "seq_starts", "num_experts")
 _OPTIONAL = (
-    "layer_ids", "top_k", "phase", "step", "task", "request", "arrival", "expert_bytes", "model",
+    "layer_ids", "top_k", "phase", "step", "token", "task", "request", "arrival", "expert_bytes", "model",
     "decoder_start",
 )  # fmt: skip
-_INTEGERS = ("seq_starts", "layer_ids", "top_k", "step")
+_INTEGERS = ("seq_starts", "layer_ids", "top_k", "step", "token")
 _TEXTS = ("task", "request")
 
 
