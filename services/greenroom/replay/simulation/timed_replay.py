@@ -19,6 +19,7 @@ from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
 from greenroom.experts.pack.direct_io import ReadSettings
 from greenroom.experts.pack.layout import PAGE_BYTES, PackLayer, PackManifest, RecordLayout, align
 from greenroom.experts.source import Arriving
+from greenroom.policies.base.array_types import Ids, Scores
 from greenroom.policies.base.events import (
     ROUTER,
     UNKNOWN_TASK,
@@ -31,6 +32,7 @@ from greenroom.policies.base.events import (
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy
 from greenroom.policies.base.picks_predictor import PicksPredictor
+from greenroom.policies.base.token_paths import TokenPaths
 from greenroom.replay.hit_rates import ReplayResult
 from greenroom.replay.simulation.simulated_hardware import LinkProfile, SimulatedHardware
 from greenroom.replay.traces.routing_trace import RoutingTrace
@@ -200,12 +202,41 @@ def no_predictors(policy: ExpertPolicy) -> Sequence[PicksPredictor]:
     return ()
 
 
+MakesPaths = Callable[[ExpertPolicy, RoutingTrace], TokenPaths | None]
+"""See ``TimedReplay.paths``. A function of a module, so that processes can be handed it."""
+
+
+def no_paths(policy: ExpertPolicy, trace: RoutingTrace) -> TokenPaths | None:
+    return None
+
+
+class KnownPaths(TokenPaths):
+    """Foretells what the trace has: what a perfect predictor would be worth (``paths-known``)."""
+
+    version = "known"
+
+    def __init__(self, policy: ExpertPolicy, trace: RoutingTrace) -> None:
+        self._catalogue = policy.catalogue
+        self._trace = trace
+
+    def chances(self, sequences: Ids, positions: Ids, tokens: Ids) -> Scores:
+        picks = self._trace.experts[self._trace.seq_starts[sequences] + positions]
+        found: Scores = np.zeros((len(picks), self._catalogue.size), dtype=np.float32)
+        rows, layers, places = np.nonzero(picks < self._catalogue.experts_per_layer[:, None])
+        found[rows, self._catalogue.first[layers] + picks[rows, layers, places]] = 1
+        return found
+
+    def end(self, sequence: int) -> None:
+        pass
+
+
 @dataclass(frozen=True, slots=True)
 class TimedReplay:
     """What compared policies have in common: the model's shape, the machine, the budgets.
 
     ``recall``: that of predictions (None: requests for predictions get no answer). ``predictors``: what the engine runs
-    beside the policy's own, made anew for each policy; they take no time.
+    beside the policy's own, made anew for each policy; they take no time. ``paths``: what foretells each step's rows
+    from their tokens, which takes no time either. It is asked only where tokens were recorded.
     """
 
     trace: RoutingTrace
@@ -218,6 +249,7 @@ class TimedReplay:
     queue_ahead: int = EngineConfig(1).queue_ahead
     recall: float | None = None
     predictors: MakesPredictors = no_predictors
+    paths: MakesPaths = no_paths
 
     def catalogue(self) -> Catalogue:
         """The experts that a policy for it is made for."""
@@ -265,6 +297,7 @@ class TimedEngine:
         self._waits = waits
         self._tasks = setup.trace.task
         self._predictions = None if setup.recall is None else TracePredictions(policy.catalogue, setup.recall)
+        self._paths = setup.paths(policy, setup.trace)
         self._hardware = SimulatedHardware(setup.disk, setup.upload, setup.reads)
         config = EngineConfig(
             device_slots=device_slots,
@@ -310,7 +343,7 @@ class TimedEngine:
             engine.sequence_started(info)
         picks = step.picks.astype(np.int64)
         before_experts = compute.layer_s + compute.layer_row_s * len(picks)
-        with engine.step_of(step.sequences, step.phases):
+        with engine.step_of(step.sequences, step.phases, step.tokens, self._foretold(step)):
             clock.advance(compute.step_s)
             for layer in self._layers_of(picks):
                 engine.layer_entered(layer)
@@ -325,6 +358,13 @@ class TimedEngine:
                     self._compute(landing, rows * compute.row_s + compute.expert_s)
         for sequence in step.ended:
             engine.sequence_ended(sequence, SequenceEnd.FINISHED)
+            if self._paths is not None:
+                self._paths.end(sequence)
+
+    def _foretold(self, step: TraceStep) -> Scores | None:
+        if self._paths is None or step.tokens is None or step.positions is None:
+            return None
+        return self._paths.chances(step.sequences, step.positions, step.tokens)
 
     @property
     def experts(self) -> ExpertEngine:
