@@ -91,6 +91,12 @@ class World:
         rows = keys_of(sorted({a % 4, b % 4, c % 4}))
         phases = np.full(len(rows), c % 2, dtype=np.uint8)
         self.step = Step(self.catalogue.pool, self.steps, rows, phases, row_paths=self._paths(len(rows), a, b))
+        if a % 2:
+            planned = keys_of(sorted({b % 4, 4 + c % 4}))
+            phases = np.full(len(planned), b % 2, dtype=np.uint8)
+            tokens = np.full(len(planned), a, dtype=np.int64) if c % 2 else None
+            paths = self._paths(len(planned), b, a)
+            self.policy.on_step_planned(Step(self.catalogue.pool, self.steps + 1, planned, phases, tokens, paths))
         self.policy.on_step_started(self.step)
         for predictor in self.policy.predictors:
             predictor.on_step_started(self.step)

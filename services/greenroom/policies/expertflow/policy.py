@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from greenroom.policies.base.array_types import Scores
 from greenroom.policies.base.events import ROUTER, Step
@@ -38,16 +39,44 @@ class ExpertFlow(BlendedReuse):
     def __init__(self, catalogue: Catalogue, *, layers: int = 2, least: float = 0.5, evict: bool = True) -> None:
         """Raises InvalidConfig for values out of range."""
         super().__init__(catalogue, layers=layers, least=least, evict=evict)
-        self._before: Scores = (1 - catalogue.layer_of / (catalogue.layers + 1)).astype(np.float32)
+        count = catalogue.layers
+        self._before: Scores = (1 - catalogue.layer_of / (count + 1)).astype(np.float32)
         """The decays of a step that has not reached its first layer."""
+        turns = (catalogue.layer_of - np.arange(count)[:, None] - 1) % count + 1
+        self._round: Scores = (1 - turns / (count + 1)).astype(np.float32)
+        """By layer: the decays where the next step is planned too."""
+        self._planned: tuple[int, NDArray[np.floating]] | None = None
+        """The number of the step that follows the running one, and its experts' chances."""
+
+    def on_step_planned(self, step: Step) -> None:
+        self._planned = None if step.row_paths is None else (step.number, _chance(step.row_paths))
 
     def on_step_started(self, step: Step) -> None:
         super().on_step_started(step)
+        if self._planned is not None and self._planned[0] <= step.number:
+            self._planned = None
         if self._from_tokens is None or step.row_paths is None:
             return
-        none = np.multiply.reduce(1 - np.fmin(np.fmax(step.row_paths, 0), 1), axis=0)
-        chance = 1 - none
+        chance = _chance(step.row_paths)
         self.reuse.expect(slice(0, self.catalogue.size), chance)
         if self._has_prompts:
             chance = np.where(self.catalogue.layer_of == 0, chance, 0)
         self._want((chance * (chance >= self._least) * self._before).astype(np.float32))
+
+    def _want_later(self, layer: int) -> None:
+        """Where the next forward is planned its layers follow this one's: wants cross the border of steps (section 4.2)."""
+        if self._planned is None or self._has_prompts:
+            super()._want_later(layer)
+            return
+        done = slice(0, self.catalogue.spans[layer].stop)
+        self.reuse.expect(done, self._planned[1][done])
+        chance = self.reuse.expected()
+        likely = chance >= self._least
+        if self._wants_any or likely.any():
+            self._want((chance * likely * self._round[layer]).astype(np.float32))
+
+
+def _chance(row_paths: Scores) -> NDArray[np.floating]:
+    """``[N]``: that any row picks the expert. NaN counts as 0."""
+    none: NDArray[np.floating] = np.multiply.reduce(1 - np.fmin(np.fmax(row_paths, 0), 1), axis=0)
+    return 1 - none

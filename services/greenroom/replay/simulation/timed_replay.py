@@ -171,6 +171,55 @@ class TracePredictions:
         return values + 0.5 * named
 
 
+class GradedPredictions:
+    """Answers as ``TracePredictions``, with values that are chances, as those of a calibrated router are.
+
+    Each expert has a draw from a normal distribution, whose mean is shifted where the row picks it; the value is the chance
+    of a pick given that draw. The shift is such that the top-k of the values have the given ``recall``.
+    """
+
+    def __init__(self, catalogue: Catalogue, recall: float, seed: int = 0) -> None:
+        """Raises InvalidConfig for a recall that is not above 0 and below 1."""
+        if not 0 < recall < 1:
+            raise InvalidConfig("recall", recall, "above 0 and below 1")
+        self._catalogue = catalogue
+        self._random = np.random.default_rng(seed)
+        self._recall = recall
+        self._shifts: dict[tuple[int, int], float] = {}  # by top-k and experts of a layer
+
+    def answer(self, request: PredictionRequest, picks: NDArray[np.integer]) -> Prediction:
+        """``picks[T, layers, k]``: the step's. The answer's values are ``[T, M]``."""
+        values = [self._layer(layer, picks[:, layer]) for layer in range(*request.layers)]
+        return Prediction(request, "trace", np.concatenate(values, axis=1).astype(np.float32))
+
+    def _layer(self, layer: int, picks: NDArray[np.integer]) -> NDArray[np.float64]:
+        experts, top_k = int(self._catalogue.experts_per_layer[layer]), int(self._catalogue.top_k[layer])
+        if top_k not in range(1, experts):
+            return np.full((len(picks), experts), top_k / experts)
+        shift = self._shift(top_k, experts)
+        draws = self._random.normal(size=(len(picks), experts))
+        rows, places = np.nonzero(picks < experts)
+        draws[rows, picks[rows, places]] += shift
+        logits = shift * draws - shift * shift / 2 + np.log(top_k / (experts - top_k))
+        return 1 / (1 + np.exp(-logits))
+
+    def _shift(self, top_k: int, experts: int) -> float:
+        if (top_k, experts) not in self._shifts:
+            draws = np.random.default_rng(0).normal(size=(_DRAWN, experts))
+            low, high = 0.0, _MOST_SHIFT
+            for _ in range(_HALVINGS):
+                middle = (low + high) / 2
+                shifted = draws.copy()
+                shifted[:, :top_k] += middle
+                named = np.argpartition(-shifted, top_k - 1, axis=1)[:, :top_k]
+                low, high = (middle, high) if (named < top_k).mean() < self._recall else (low, middle)
+            self._shifts[top_k, experts] = (low + high) / 2
+        return self._shifts[top_k, experts]
+
+
+_DRAWN, _MOST_SHIFT, _HALVINGS = 4_000, 12.0, 24
+
+
 class SimulatedStore:
     """A lowest tier of the traced model's shapes that reads nothing."""
 
@@ -234,7 +283,8 @@ class KnownPaths(TokenPaths):
 class TimedReplay:
     """What compared policies have in common: the model's shape, the machine, the budgets.
 
-    ``recall``: that of predictions (None: requests for predictions get no answer). ``predictors``: what the engine runs
+    ``recall``: that of predictions (None: requests for predictions get no answer). ``graded``: they are chances
+    (``GradedPredictions``), not names. ``predictors``: what the engine runs
     beside the policy's own, made anew for each policy; they take no time. ``paths``: what foretells each step's rows
     from their tokens, which takes no time either. It is asked only where tokens were recorded.
     """
@@ -248,6 +298,7 @@ class TimedReplay:
     host_slots: int = 0
     queue_ahead: int = EngineConfig(1).queue_ahead
     recall: float | None = None
+    graded: bool = False
     predictors: MakesPredictors = no_predictors
     paths: MakesPaths = no_paths
 
@@ -296,7 +347,8 @@ class TimedEngine:
         self.compute = setup.compute
         self._waits = waits
         self._tasks = setup.trace.task
-        self._predictions = None if setup.recall is None else TracePredictions(policy.catalogue, setup.recall)
+        answers = GradedPredictions if setup.graded else TracePredictions
+        self._predictions = None if setup.recall is None else answers(policy.catalogue, setup.recall)
         self._paths = setup.paths(policy, setup.trace)
         self._hardware = SimulatedHardware(setup.disk, setup.upload, setup.reads)
         config = EngineConfig(
