@@ -36,9 +36,9 @@ class RoutingTrace:
     in each layer (None: ``k``). ``layer_ids``: each layer's number in the model.
 
     By token, None where not recorded: ``phase[tokens]``, values of Phase (None: all decoded); ``step[tokens]``, the
-    forward in which the row ran; ``token[tokens]``, the id of the token that is the row's input. By sequence: ``task``, ``request``, and ``arrival`` in seconds. Of the model: its
-    name, the bytes that an expert of each layer occupies, and the first MoE layer of an encoder-decoder's decoder (0:
-    it has no encoder).
+    forward in which the row ran; ``token[tokens]``, the id of the token that is the row's input. By sequence: ``task``,
+    ``request``, and ``arrival`` in seconds. Of the model: its name, the bytes that an expert of each layer occupies,
+    and the first MoE layer of an encoder-decoder's decoder (0: it has no encoder).
     """
 
     experts: NDArray[np.integer]
