@@ -19,6 +19,7 @@ from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
 from greenroom.experts.pack.direct_io import ReadSettings
 from greenroom.experts.pack.layout import PAGE_BYTES, PackLayer, PackManifest, RecordLayout, align
 from greenroom.experts.source import Arriving
+from greenroom.policies.base.array_types import Ids, Scores
 from greenroom.policies.base.events import (
     ROUTER,
     UNKNOWN_TASK,
@@ -31,6 +32,7 @@ from greenroom.policies.base.events import (
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy
 from greenroom.policies.base.picks_predictor import PicksPredictor
+from greenroom.policies.base.token_paths import TokenPaths
 from greenroom.replay.hit_rates import ReplayResult
 from greenroom.replay.simulation.simulated_hardware import LinkProfile, SimulatedHardware
 from greenroom.replay.traces.routing_trace import RoutingTrace
@@ -169,6 +171,55 @@ class TracePredictions:
         return values + 0.5 * named
 
 
+class GradedPredictions:
+    """Answers as ``TracePredictions``, with values that are chances, as those of a calibrated router are.
+
+    Each expert has a draw from a normal distribution, whose mean is shifted where the row picks it; the value is the chance
+    of a pick given that draw. The shift is such that the top-k of the values have the given ``recall``.
+    """
+
+    def __init__(self, catalogue: Catalogue, recall: float, seed: int = 0) -> None:
+        """Raises InvalidConfig for a recall that is not above 0 and below 1."""
+        if not 0 < recall < 1:
+            raise InvalidConfig("recall", recall, "above 0 and below 1")
+        self._catalogue = catalogue
+        self._random = np.random.default_rng(seed)
+        self._recall = recall
+        self._shifts: dict[tuple[int, int], float] = {}  # by top-k and experts of a layer
+
+    def answer(self, request: PredictionRequest, picks: NDArray[np.integer]) -> Prediction:
+        """``picks[T, layers, k]``: the step's. The answer's values are ``[T, M]``."""
+        values = [self._layer(layer, picks[:, layer]) for layer in range(*request.layers)]
+        return Prediction(request, "trace", np.concatenate(values, axis=1).astype(np.float32))
+
+    def _layer(self, layer: int, picks: NDArray[np.integer]) -> NDArray[np.float64]:
+        experts, top_k = int(self._catalogue.experts_per_layer[layer]), int(self._catalogue.top_k[layer])
+        if top_k not in range(1, experts):
+            return np.full((len(picks), experts), top_k / experts)
+        shift = self._shift(top_k, experts)
+        draws = self._random.normal(size=(len(picks), experts))
+        rows, places = np.nonzero(picks < experts)
+        draws[rows, picks[rows, places]] += shift
+        logits = shift * draws - shift * shift / 2 + np.log(top_k / (experts - top_k))
+        return 1 / (1 + np.exp(-logits))
+
+    def _shift(self, top_k: int, experts: int) -> float:
+        if (top_k, experts) not in self._shifts:
+            draws = np.random.default_rng(0).normal(size=(_DRAWN, experts))
+            low, high = 0.0, _MOST_SHIFT
+            for _ in range(_HALVINGS):
+                middle = (low + high) / 2
+                shifted = draws.copy()
+                shifted[:, :top_k] += middle
+                named = np.argpartition(-shifted, top_k - 1, axis=1)[:, :top_k]
+                low, high = (middle, high) if (named < top_k).mean() < self._recall else (low, middle)
+            self._shifts[top_k, experts] = (low + high) / 2
+        return self._shifts[top_k, experts]
+
+
+_DRAWN, _MOST_SHIFT, _HALVINGS = 4_000, 12.0, 24
+
+
 class SimulatedStore:
     """A lowest tier of the traced model's shapes that reads nothing."""
 
@@ -200,12 +251,42 @@ def no_predictors(policy: ExpertPolicy) -> Sequence[PicksPredictor]:
     return ()
 
 
+MakesPaths = Callable[[ExpertPolicy, RoutingTrace], TokenPaths | None]
+"""See ``TimedReplay.paths``. A function of a module, so that processes can be handed it."""
+
+
+def no_paths(policy: ExpertPolicy, trace: RoutingTrace) -> TokenPaths | None:
+    return None
+
+
+class KnownPaths(TokenPaths):
+    """Foretells what the trace has: what a perfect predictor would be worth (``paths-known``)."""
+
+    version = "known"
+
+    def __init__(self, policy: ExpertPolicy, trace: RoutingTrace) -> None:
+        self._catalogue = policy.catalogue
+        self._trace = trace
+
+    def chances(self, sequences: Ids, positions: Ids, tokens: Ids) -> Scores:
+        picks = self._trace.experts[self._trace.seq_starts[sequences] + positions]
+        found: Scores = np.zeros((len(picks), self._catalogue.size), dtype=np.float32)
+        rows, layers, places = np.nonzero(picks < self._catalogue.experts_per_layer[:, None])
+        found[rows, self._catalogue.first[layers] + picks[rows, layers, places]] = 1
+        return found
+
+    def end(self, sequence: int) -> None:
+        pass
+
+
 @dataclass(frozen=True, slots=True)
 class TimedReplay:
     """What compared policies have in common: the model's shape, the machine, the budgets.
 
-    ``recall``: that of predictions (None: requests for predictions get no answer). ``predictors``: what the engine runs
-    beside the policy's own, made anew for each policy; they take no time.
+    ``recall``: that of predictions (None: requests for predictions get no answer). ``graded``: they are chances
+    (``GradedPredictions``), not names. ``predictors``: what the engine runs
+    beside the policy's own, made anew for each policy; they take no time. ``paths``: what foretells each step's rows
+    from their tokens, which takes no time either. It is asked only where tokens were recorded.
     """
 
     trace: RoutingTrace
@@ -217,7 +298,9 @@ class TimedReplay:
     host_slots: int = 0
     queue_ahead: int = EngineConfig(1).queue_ahead
     recall: float | None = None
+    graded: bool = False
     predictors: MakesPredictors = no_predictors
+    paths: MakesPaths = no_paths
 
     def catalogue(self) -> Catalogue:
         """The experts that a policy for it is made for."""
@@ -264,7 +347,9 @@ class TimedEngine:
         self.compute = setup.compute
         self._waits = waits
         self._tasks = setup.trace.task
-        self._predictions = None if setup.recall is None else TracePredictions(policy.catalogue, setup.recall)
+        answers = GradedPredictions if setup.graded else TracePredictions
+        self._predictions = None if setup.recall is None else answers(policy.catalogue, setup.recall)
+        self._paths = setup.paths(policy, setup.trace)
         self._hardware = SimulatedHardware(setup.disk, setup.upload, setup.reads)
         config = EngineConfig(
             device_slots=device_slots,
@@ -310,7 +395,7 @@ class TimedEngine:
             engine.sequence_started(info)
         picks = step.picks.astype(np.int64)
         before_experts = compute.layer_s + compute.layer_row_s * len(picks)
-        with engine.step_of(step.sequences, step.phases):
+        with engine.step_of(step.sequences, step.phases, step.tokens, self._foretold(step)):
             clock.advance(compute.step_s)
             for layer in self._layers_of(picks):
                 engine.layer_entered(layer)
@@ -325,6 +410,13 @@ class TimedEngine:
                     self._compute(landing, rows * compute.row_s + compute.expert_s)
         for sequence in step.ended:
             engine.sequence_ended(sequence, SequenceEnd.FINISHED)
+            if self._paths is not None:
+                self._paths.end(sequence)
+
+    def _foretold(self, step: TraceStep) -> Scores | None:
+        if self._paths is None or step.tokens is None or step.positions is None:
+            return None
+        return self._paths.chances(step.sequences, step.positions, step.tokens)
 
     @property
     def experts(self) -> ExpertEngine:
