@@ -140,7 +140,7 @@ def test_texts_survive_a_file_and_ids_beyond_what_is_known_are_refused(tmp_path:
     again = RoutingTrace.load(tmp_path / "t.npz")
     assert (tokens_of(again).tolist(), again.token_texts) == ([0, 1, 0, 2, 1], (" b", "\u2028"))
     assert tokens_of(trace, 3) is trace.token
-    with pytest.raises(TraceError, match="token must be ids below 2, the model's vocabulary, not 2"):
+    with pytest.raises(TraceError, match="token of row 3 must lie below 2, the model's vocabulary"):
         tokens_of(trace, 2)
     with pytest.raises(TraceError, match="token must be ids from 0"):
         replace(trace, token=np.array([0, 1, -1, 2, 1]))

@@ -10,11 +10,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from greenroom.core.messages.requests import LARGEST_TOKEN_ID
 from greenroom.policies.base.array_types import Counts
 from greenroom.replay.traces.trace_file import TraceError
 
 TOKENS: Final = "decode_tokens"
-LARGEST_ID: Final = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,8 +82,8 @@ def _inputs(tokens: object, rows: int, kinds: set[type], where: str) -> Sequence
     kinds.update(map(type, tokens))
     if not kinds <= {str} and not kinds <= {int}:
         raise TraceError(f"{where} must be ids or texts in all lines, not {' and '.join(sorted(_named(kinds)))}")
-    if kinds == {int} and tokens and not 0 <= min(tokens) <= max(tokens) <= LARGEST_ID:
-        raise TraceError(f"{where} must be ids from 0 to {LARGEST_ID}")
+    if kinds == {int} and tokens and not 0 <= min(tokens) <= max(tokens) <= LARGEST_TOKEN_ID:
+        raise TraceError(f"{where} must be ids from 0 to {LARGEST_TOKEN_ID}")
     return tokens[:rows]
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from greenroom.core.errors import InvalidConfig
+from greenroom.core.messages.requests import LARGEST_TOKEN_ID
 from greenroom.policies.base.array_types import Counts
 from greenroom.policies.base.events import Phase
 from greenroom.policies.base.expert_keys import Catalogue
@@ -219,8 +220,8 @@ class RoutingTrace:
             raise TraceError(f"top_k must lie from 0 to k, {k}")
         if self.phase is not None and tokens and int(self.phase.max()) > max(Phase):
             raise TraceError(f"phase must be one of {', '.join(f'{int(p)} ({p.name.lower()})' for p in Phase)}")
-        if self.token is not None and tokens and not 0 <= self.token.min() <= self.token.max() <= meta_file.LARGEST_ID:
-            raise TraceError(f"token must be ids from 0 to {meta_file.LARGEST_ID}")
+        if self.token is not None and tokens and not 0 <= self.token.min() <= self.token.max() <= LARGEST_TOKEN_ID:
+            raise TraceError(f"token must be ids from 0 to {LARGEST_TOKEN_ID}")
         if (texts := self.token_texts) is not None:
             if len(set(texts)) != len(texts):
                 raise TraceError("token_texts must be distinct")

@@ -17,8 +17,8 @@ def tokens_of(trace: RoutingTrace, vocabulary: int | None = None) -> Counts:
     ``vocabulary``, the number of ids that the model knows."""
     if trace.token is None:
         raise TraceError("this trace has no array token, and no decode_tokens in a .meta.jsonl beside it")
-    if vocabulary is not None and trace.tokens and int(trace.token.max()) >= vocabulary:
-        raise TraceError(f"token must be ids below {vocabulary:,}, the model's vocabulary, not {trace.token.max():,}")
+    if vocabulary is not None and (beyond := trace.token >= vocabulary).any():
+        raise TraceError(f"token of row {int(beyond.argmax())} must lie below {vocabulary:,}, the model's vocabulary")
     return trace.token
 
 
