@@ -35,8 +35,8 @@ from greenroom.policies.base.events import (
 )
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy, Prefetch, Target
-from greenroom.policies.foresight.path_weights import PATH
 from greenroom.policies.emoe.popularity import POPULARITY
+from greenroom.policies.foresight.path_weights import PATH
 from greenroom.policies.moe_infinity.eamc import EAMC, MATRICES
 from greenroom.policies.registry import EXPERT_POLICIES, create_policy
 from greenroom.policies.replacement.lru import Lru

@@ -64,7 +64,7 @@ class ExpertFlow(BlendedReuse):
         self._want((chance * (chance >= self._least) * self._before).astype(np.float32))
 
     def _want_later(self, layer: int) -> None:
-        """Where the next forward is planned its layers follow this one's: wants cross the border of steps (section 4.2)."""
+        """Where the next forward is planned its layers follow this one's: wants cross the border (section 4.2)."""
         if self._planned is None or self._has_prompts:
             super()._want_later(layer)
             return

@@ -48,5 +48,7 @@ class LruPerLayer(ExpertPolicy):
         # First the layer that the room is for, where it is above its share; then others that are; then the rest.
         rank = np.where(over & own, 0, np.where(over, 1, 2))
         excess = np.where(over, share - held, 0)  # of those above their share, the furthest first
-        rank_of = rank[catalogue.layer_of] + np.where(rank[catalogue.layer_of] == 1, excess[catalogue.layer_of] / 1e18, 0)
+        rank_of = rank[catalogue.layer_of] + np.where(
+            rank[catalogue.layer_of] == 1, excess[catalogue.layer_of] / 1e18, 0
+        )
         return lowest(catalogue, request, rank_of, self._recency.last)

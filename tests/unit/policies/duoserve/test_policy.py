@@ -7,8 +7,8 @@ import pytest
 
 from greenroom.policies.base.events import ROUTER, Artifact, LayerRouting, Phase, Prediction, Step
 from greenroom.policies.base.expert_keys import Catalogue
-from greenroom.policies.foresight.path_weights import PATH, PathLogits, PathWeights
 from greenroom.policies.duoserve.policy import DuoServe
+from greenroom.policies.foresight.path_weights import PATH, PathLogits, PathWeights
 from tests.contract.prepared_policies import path_arrays
 
 LAYERS, EXPERTS = 3, 4
