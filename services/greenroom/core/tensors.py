@@ -13,7 +13,7 @@ import numpy.typing as npt
 from greenroom.core.errors import GreenroomError
 from greenroom.core.units import MIB
 
-_DTYPES = {"F16": "<f2", "F32": "<f4", "U8": "|u1", "U16": "<u2"}
+_DTYPES = {"F16": "<f2", "F32": "<f4", "I8": "|i1", "U8": "|u1", "U16": "<u2", "U32": "<u4"}
 _NAMES = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
 _MAX_HEADER_BYTES = 8 * MIB
 

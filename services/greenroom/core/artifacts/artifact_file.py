@@ -49,6 +49,11 @@ class ArtifactFile(ABC):
     def arrays(self) -> Mapping[str, npt.NDArray[Any]]:
         """By the names that policies know."""
 
+    @classmethod
+    def _fields_of(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Mapping[str, Any]:
+        """The fields that ``arrays`` came from: each array is one, if not said otherwise."""
+        return arrays
+
     @abstractmethod
     def _check(self) -> None:
         """Raises InvalidConfig where an array has a wrong shape, type or value."""
@@ -93,7 +98,7 @@ class ArtifactFile(ABC):
                 version=int(metadata["version"]),
                 created_ms=int(metadata["created_ms"]),
                 report=json.loads(metadata["report"]),
-                **arrays,
+                **cls._fields_of(arrays),
             )
         except (LookupError, ValueError, TypeError, OverflowError, RecursionError, InvalidConfig) as error:
             raise Damaged(f"something is missing or wrong in it: {error!r:.200}") from error

@@ -9,8 +9,9 @@ from greenroom.core.artifacts.artifact_file import ArtifactFile
 from greenroom.core.artifacts.eamc_file import EamcFile
 from greenroom.core.artifacts.expert_mlp_file import ExpertMlpFile
 from greenroom.core.artifacts.path_file import PathFile
+from greenroom.core.artifacts.paths_file import PathsFile
 from greenroom.core.artifacts.reuse_file import ReuseFile
 
 ARTIFACT_FILES: Final[Mapping[str, type[ArtifactFile]]] = {
-    kind.KIND: kind for kind in (EamcFile, ExpertMlpFile, PathFile, ReuseFile)
+    kind.KIND: kind for kind in (EamcFile, ExpertMlpFile, PathFile, PathsFile, ReuseFile)
 }
