@@ -1,0 +1,1 @@
+"""The kind `paths`: tables by which routing paths are foretold from tokens."""
