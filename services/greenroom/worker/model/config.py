@@ -54,8 +54,8 @@ class WorkerConfig:
       it is loaded where the row's task is sensitive in the layer, else the row goes to resident experts. ``paper``:
       every row goes to resident experts.
     - ``await_target``: with these two, a layer waits for those of its experts that the policy has just decided to keep.
-    - ``profile``: a file made by `greenroom profile`. ``eamc``, ``expert_mlp``, ``path``, ``reuse``: artifacts of
-      these kinds, for the policies that predict by them. ``residual``: a ResidualFile, for those that run routers
+    - ``profile``: a file made by `greenroom profile`. ``eamc``, ``expert_mlp``, ``path``, ``paths``, ``reuse``:
+      artifacts of these kinds, for the policies that predict by them. ``residual``: a ResidualFile, for those that run routers
       ahead.
 
     Raises InvalidConfig, naming the field, and UnknownName for a policy that is not known.
@@ -81,6 +81,7 @@ class WorkerConfig:
     eamc: Path | None = None
     expert_mlp: Path | None = None
     path: Path | None = None
+    paths: Path | None = None
     reuse: Path | None = None
     residual: Path | None = None
     max_model_len: int | None = None
@@ -118,12 +119,18 @@ class WorkerConfig:
         object.__setattr__(self, "policy_options", options)
         _policy(name, options)
         for kind, file in self.artifact_files.items():
-            check_taken(kind, str(file), [(name, options)])
+            if kind not in self.artifact_kinds:
+                check_taken(kind, str(file), [(name, options)])
         check_given(self.artifact_files.keys(), name, options)
         if self.residual is not None:
             check_foresees(str(self.residual), name, options)
         _ = self.limits(0)
         self.make_batch_policy()
+
+    @property
+    def artifact_kinds(self) -> frozenset[str]:
+        """What the expert policy and the batch policy predict by. Raises UnknownName, InvalidConfig."""
+        return artifact_kinds(self.policy, self.policy_options, self.batching)
 
     @property
     def artifact_files(self) -> Mapping[str, Path]:
