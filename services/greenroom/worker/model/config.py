@@ -55,8 +55,8 @@ class WorkerConfig:
       every row goes to resident experts.
     - ``await_target``: with these two, a layer waits for those of its experts that the policy has just decided to keep.
     - ``profile``: a file made by `greenroom profile`. ``eamc``, ``expert_mlp``, ``path``, ``paths``, ``reuse``:
-      artifacts of these kinds, for the policies that predict by them. ``residual``: a ResidualFile, for those that run routers
-      ahead.
+      artifacts of these kinds, for the policies that predict by them. ``residual``: a ResidualFile, for those that
+      run routers ahead.
 
     Raises InvalidConfig, naming the field, and UnknownName for a policy that is not known.
     """
