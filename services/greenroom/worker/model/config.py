@@ -16,6 +16,7 @@ from greenroom.policies.base.expert_policy import ExpertPolicy
 from greenroom.policies.base.fidelity import check_fidelity
 from greenroom.policies.batching.batch_policy import BatchLimits, BatchPolicy
 from greenroom.policies.registry import (
+    artifact_kinds,
     check_foresees,
     check_given,
     check_taken,
