@@ -247,6 +247,7 @@ class ModelRuntime:
 
     def _start_loop(self, loaded: LoadedMoE, ragged: RaggedModel, max_model_len: int | None) -> BatchLoop:
         config = self.config
+        policy = config.make_batch_policy()
         batch = BatchConfig(
             kv_budget_bytes=self.plan.kv,
             max_model_len=max_model_len,
@@ -254,13 +255,14 @@ class ModelRuntime:
             max_running=config.max_running,
             max_waiting=config.max_waiting,
             prefill_chunk=config.prefill_chunk,
+            rows_per_forward=config.rows_per_forward,
+            plans_rounds=policy.plans_rounds,
         )
-        policy, paths = config.make_batch_policy(), None
+        paths = None
         if config.paths is not None:
             paths = self._token_paths(PathsFile.read(config.paths), loaded.vocab_size)
         elif policy.reads_paths:
-            log.warning("--batching %s: %s, and so does a predictor service, of live traces",
-                        config.batching, policy.without_paths)  # fmt: skip
+            log.warning("batching %s: %s", config.batching, policy.without_paths)
         engine = BatchEngine(
             ragged,
             batch,
