@@ -24,7 +24,7 @@ from greenroom.policies.emoe.policy import Emoe
 from greenroom.policies.emoe.popularity import Popularity
 from greenroom.policies.emoe.scheduling import EmoeLiteralPlacement, EmoePlacement
 from greenroom.policies.expertflow.literal import LiteralExpertFlow
-from greenroom.policies.expertflow.policy import ExpertFlow
+from greenroom.policies.expertflow.policy import PATHS, ExpertFlow
 from greenroom.policies.expertflow.token_scheduler import TokenScheduler
 from greenroom.policies.moe_infinity.policy import MoeInfinity
 from greenroom.policies.placement.edf import EdfPlacement
@@ -133,6 +133,14 @@ def spelling(name: str, options: Mapping[str, Any] | None = None) -> str:
 
 Chosen = tuple[str, Mapping[str, Any]]
 """A policy's name and options."""
+
+
+def artifact_kinds(name: str, options: Mapping[str, Any], batching: str) -> frozenset[str]:
+    """The kinds of artifacts that an expert policy and a batch policy predict by, the second as users write it. Raises
+    UnknownName; InvalidConfig for options that are none."""
+    taken = policy_class(name, options).artifacts
+    chosen, own = spelt("batching", batching)
+    return taken | {PATHS} if create_batch_policy(chosen, options=own).reads_paths else taken
 
 
 def check_taken(kind: str, name: str, policies: Collection[Chosen]) -> None:

@@ -16,6 +16,7 @@ from greenroom.policies.base.expert_policy import ExpertPolicy
 from greenroom.policies.base.fidelity import check_fidelity
 from greenroom.policies.batching.batch_policy import BatchLimits, BatchPolicy
 from greenroom.policies.registry import (
+    artifact_kinds,
     check_foresees,
     check_given,
     check_taken,
@@ -121,12 +122,18 @@ class WorkerConfig:
         object.__setattr__(self, "policy_options", options)
         _policy(name, options)
         for kind, file in self.artifact_files.items():
-            check_taken(kind, str(file), [(name, options)])
+            if kind not in self.artifact_kinds:
+                check_taken(kind, str(file), [(name, options)])
         check_given(self.artifact_files.keys(), name, options)
         if self.residual is not None:
             check_foresees(str(self.residual), name, options)
         _ = self.limits(0)
         self.make_batch_policy()
+
+    @property
+    def artifact_kinds(self) -> frozenset[str]:
+        """What the expert policy and the batch policy predict by. Raises UnknownName, InvalidConfig."""
+        return artifact_kinds(self.policy, self.policy_options, self.batching)
 
     @property
     def artifact_files(self) -> Mapping[str, Path]:
