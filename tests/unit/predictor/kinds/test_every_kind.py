@@ -36,9 +36,18 @@ def picks(number: int) -> Any:
     return random.random((60 + number, *(SHAPE.layers, SHAPE.experts))).argsort(axis=2)[:, :, :SLOTS].astype(np.uint8)
 
 
+def tokens(array: Any) -> Any:
+    """[rows], from 0 to 9."""
+    return (np.arange(len(array)) * 7 % 10).astype(np.uint32)
+
+
 def job(kind: Kind[Any]) -> Job:
     arrays = [kind.keep(picks(number), SHAPE.experts) for number in range(SEQUENCES)]
-    samples = [Sample("ab"[place % 2], array) for place, array in enumerate(arrays) if array is not None]
+    samples = [
+        Sample("ab"[place % 2], array, tokens=tokens(array) if kind.keeps_tokens else None)
+        for place, array in enumerate(arrays)
+        if array is not None
+    ]
     return Job(kind.name, "m", SHAPE, samples, kind.options())
 
 
