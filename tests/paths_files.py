@@ -27,7 +27,7 @@ def tables(
     size, layers = sum(experts_per_layer), len(experts_per_layer)
     names = feature_names(1)
     given = dict.fromkeys(GRAMS, 1.0) | dict(weights or {})
-    arrays = {
+    arrays: dict[str, np.ndarray] = {
         "popularity": np.zeros(size, dtype=np.float32),
         "bias": np.zeros((len(MODES), size), dtype=np.float32),
         "weights": np.zeros((len(MODES), len(names), layers), dtype=np.float32),
