@@ -60,7 +60,7 @@ class LruPerLayer(ExpertPolicy):
         return np.array(needed[::-1], dtype=np.int64)
 
     def _next(self, candidates: Keys, above: NDArray[np.float64], own: Mask) -> int:
-        """Of a layer of its ``own`` that is ``above[layers]`` its share, then of the one furthest above it, then any."""
+        """Of an ``own`` layer that is ``above[layers]`` its share, then of the one furthest above it, then any."""
         of = self.catalogue.layer_of[candidates]
         group = np.where(above[of] <= 0, 2, np.where(own[of], 0, 1))
         furthest = np.where(group == 1, -above[of], 0)
