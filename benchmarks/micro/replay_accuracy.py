@@ -63,7 +63,7 @@ class Watch:
         self._read = pack.read_part
         pack.read_part = self._timed_read  # type: ignore[method-assign]
         self._step, self._routed = engine.step, engine.routed
-        engine.step = self._timed_step  # type: ignore[method-assign]
+        engine.step = self._timed_step  # type: ignore[method-assign, assignment]
         engine.routed = self._timed_routed  # type: ignore[method-assign]
         self._resident_addresses, self._layer_ran = engine.resident_addresses, engine.layer_ran
         engine.resident_addresses = self._timed_addresses  # type: ignore[method-assign]

@@ -49,7 +49,7 @@ def main(model: str, rounds: int) -> None:
             finally:
                 seconds.append(time.perf_counter() - begin)
 
-        loop.engine.model.forward = timed  # type: ignore[method-assign]
+        loop.engine.model.forward = timed  # type: ignore[method-assign, assignment]
         for rows in (12, 20, 30, 44, 64):
             found: dict[int, list[float]] = {ALWAYS: [], NEVER: []}
             for turn in range(rounds):
