@@ -17,6 +17,7 @@ from greenroom.moe.attention.ragged_attention import Chunk
 from greenroom.moe.batch.batch_config import BatchConfig
 from greenroom.moe.batch.batch_engine import BatchEngine
 from greenroom.moe.forward.ragged_model import RaggedModel
+from greenroom.policies.base.array_types import Scores
 from tests.random_checkpoints import DECODER_ONLY, random_model
 
 CASES = [
@@ -122,7 +123,11 @@ def recorded(model: RaggedModel) -> Iterator[list[torch.Tensor]]:
     """The logits of every forward while it is open."""
     seen: list[torch.Tensor] = []
 
+<<<<<<< HEAD
     def forward(chunks: Sequence[Chunk], paths: NDArray[np.float32] | None = None) -> torch.Tensor:
+=======
+    def forward(chunks: Sequence[Chunk], paths: Scores | None = None) -> torch.Tensor:
+>>>>>>> grouping
         logits = RaggedModel.forward(model, chunks, paths)
         seen.append(logits)
         return logits
