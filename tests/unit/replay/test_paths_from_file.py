@@ -15,7 +15,7 @@ from greenroom.policies.registry import create_policy
 from greenroom.replay.simulation.paths_from_file import PathsFromFile
 from greenroom.replay.traces.token_numbers import texts_digest
 from greenroom.replay.traces.trace_file import TraceError
-from tests.paths_tables import empty_tables
+from tests.paths_files import empty_tables
 from tests.unit.replay.traces import trace_of
 
 BARE = trace_of(30, 20, layers=3, k=2, experts=6)
