@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -44,4 +45,15 @@ def tables(
     return PathsFile(
         model="", experts_per_layer=tuple(experts_per_layer), sequences=1, form=TABLES, vocabulary=vocabulary,
         tensors=arrays,
+    )  # fmt: skip
+
+
+def empty_tables(
+    experts_per_layer: Sequence[int], *, vocabulary: int = 100, version: int = 1, model: str = "", seed: int = 0
+) -> PathsFile:
+    """Every token has the same chances, which are drawn by ``seed``: to be handed about."""
+    made = tables(experts_per_layer, vocabulary=vocabulary)
+    chances = np.random.default_rng(seed).normal(size=sum(experts_per_layer)).astype(np.float32)
+    return replace(
+        made, tensors={**made.tensors, "popularity": chances}, model=model, version=version, created_ms=version
     )  # fmt: skip
