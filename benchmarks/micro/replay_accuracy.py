@@ -81,26 +81,12 @@ class Watch:
         return sum(seconds for _, seconds, _ in self.steps)
 
     @contextmanager
-<<<<<<< HEAD
-    def _timed_step(
-        self,
-        sequences: NDArray[np.int64],
-        prefill: NDArray[np.bool_],
-        tokens: NDArray[np.int64] | None = None,
-        paths: NDArray[np.float32] | None = None,
-    ) -> Iterator[None]:
-=======
     def _timed_step(self, sequences: NDArray[np.int64], prefill: NDArray[np.bool_], *told: Any) -> Iterator[None]:
->>>>>>> grouping
         self._in_experts = 0.0
         self._rows = len(sequences)
         stalled = self._engine.counters.stall_seconds
         begin = time.perf_counter()
-<<<<<<< HEAD
-        with self._step(sequences, prefill, tokens, paths):
-=======
         with self._step(sequences, prefill, *told):
->>>>>>> grouping
             yield
         seconds = time.perf_counter() - begin
         stalled = self._engine.counters.stall_seconds - stalled

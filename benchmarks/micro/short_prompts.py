@@ -42,17 +42,10 @@ def main(model: str, rounds: int) -> None:
         seconds: list[float] = []
         forward = loop.engine.model.forward
 
-<<<<<<< HEAD
-        def timed(chunks: Sequence[Any], paths: Any = None) -> Any:
-            begin = time.perf_counter()
-            try:
-                return forward(chunks, paths)
-=======
         def timed(chunks: Sequence[Any], *paths: Any) -> Any:
             begin = time.perf_counter()
             try:
                 return forward(chunks, *paths)
->>>>>>> grouping
             finally:
                 seconds.append(time.perf_counter() - begin)
 

@@ -217,17 +217,11 @@ class _Replay:
         row_of = {} if foretold is None else {n: row for row, n in enumerate(foretold.sequences.tolist())}
         prompt = np.repeat([part.phase is not Phase.DECODE for part in plan], [part.tokens for part in plan])
         asked = self._chances(sequences[prompt], rows[prompt])
-<<<<<<< HEAD
-        known: Scores = np.zeros((0, 0), dtype=np.float32)
-        if foretold is not None:
-            known = foretold.chances[[row_of[n] for n in sequences[~prompt].tolist()]]
-=======
         known: Scores | list[float] = (
             [] if foretold is None else foretold.chances[[row_of[n] for n in sequences[~prompt].tolist()]]
         )
->>>>>>> grouping
         if asked is None:
-            return known
+            return np.asarray(known, dtype=np.float32)
         found = np.empty((len(rows), asked.shape[1]), dtype=np.float32)
         found[prompt] = asked
         if not prompt.all():

@@ -176,11 +176,7 @@ class ModelEngine:
     def _lose_device(self) -> None:
         """The fault ``device``: from now on every forward fails as on a GPU with a dead context."""
 
-<<<<<<< HEAD
-        def lost(chunks: Sequence[Chunk], paths: object = None) -> torch.Tensor:
-=======
         def lost(chunks: Sequence[Chunk], paths: Scores | None = None) -> torch.Tensor:
->>>>>>> grouping
             raise device_loss()
 
         self._worker.loop.engine.model.forward = lost  # type: ignore[method-assign]
