@@ -58,8 +58,8 @@ class EmbeddedConfig:
     ``max_input_bytes``: of the inputs of all requests that the worker has, None: any. ``forecast_every``: prompts
     between two forecasts; 0: none. ``forecast_predictor``: see ForecastConfig. ``artifact_every_s``: how often it is
     looked whether there is a newer version of what the expert policy predicts by; 0: never. With neither of the two
-    nothing is traced, and there is no predictor. ``predictor``: how that is set up. Raises InvalidConfig, naming the
-    field."""
+    nothing is traced, and there is no predictor. ``trace_tokens``: see TraceConfig. ``predictor``: how that is set up.
+    Raises InvalidConfig, naming the field."""
 
     scheduling: str = "fcfs"
     scheduling_options: Mapping[str, Any] = field(default_factory=dict)
@@ -70,6 +70,7 @@ class EmbeddedConfig:
     forecast_every: int = 0
     forecast_predictor: str = STATISTICS
     artifact_every_s: float = 0.0
+    trace_tokens: bool = False
     predictor: PredictorConfig = field(default_factory=PredictorConfig)
 
     def __post_init__(self) -> None:
@@ -103,7 +104,7 @@ class EmbeddedConfig:
             max_running=self.max_running,
             max_input_bytes=self.max_input_bytes,
             ttl_ms=_TTL_MS,
-            traces=TraceConfig(enabled=self.predicts),
+            traces=TraceConfig(enabled=self.predicts, tokens=self.trace_tokens),
             forecasts=ForecastConfig(every=self.forecast_every, predictor=self.forecast_predictor),
             artifacts=ArtifactConfig(every_ms=self.artifact_every_s * 1000.0),
         )

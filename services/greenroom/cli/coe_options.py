@@ -75,6 +75,7 @@ _OF_MODELS = {
     "predictor",
     "state_dir",
     "trace_rows",
+    "trace_tokens",
     "traces",
 }
 """Other options of the commands that serve either, which say nothing of a collaboration."""

@@ -30,6 +30,14 @@ artifact_every_option = click.option(
 )
 
 
+trace_tokens_option = click.option(
+    "--trace-tokens",
+    is_flag=True,
+    help="Tell predictors each traced token too, which they learn from for --policy expertflow. Off unless asked for, "
+    "since tokens are people's text: whoever may read the traces can read it.",
+)
+
+
 def artifacts_taken(policy: str, options: Mapping[str, Any]) -> frozenset[str]:
     """The kinds that the policy predicts by; none for one that is not known, which is said elsewhere."""
     from greenroom.policies.registry import EXPERT_POLICIES, policy_class

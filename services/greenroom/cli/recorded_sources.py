@@ -76,14 +76,14 @@ def check_source(options: dict[str, Any], out: Path) -> None:
         raise click.BadParameter(f"there is no folder {out.parent}", param_hint="--out")
 
 
-def recorded_of(options: dict[str, Any]) -> Recorded:
-    """Takes the options of ``source_options``; runs the prompts, with a progress bar. Raises InvalidConfig,
-    InvalidRequest, click.UsageError."""
+def recorded_of(options: dict[str, Any], *, tokens: bool = False) -> Recorded:
+    """Takes the options of ``source_options``; runs the prompts, with a progress bar. ``tokens``: of files, read those
+    that stand beside them too. Raises InvalidConfig, InvalidRequest, TraceError, click.UsageError."""
     from greenroom.core.errors import InvalidConfig
     from greenroom.replay import RoutingTrace
 
     paths, model = options.pop("traces"), options["named"] or options["model"]
-    traces = [RoutingTrace.load(path) for path in paths] if paths else [run_prompts(options, _recorded)]
+    traces = [RoutingTrace.load(path, tokens=tokens) for path in paths] if paths else [run_prompts(options, _recorded)]
     shapes = [tuple(one.experts_per_layer.tolist()) for one in traces]
     if len(set(shapes)) > 1:
         raise InvalidConfig("trace", " and ".join(f"{len(one)} layers" for one in shapes), "traces of one model")

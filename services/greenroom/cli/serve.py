@@ -17,12 +17,14 @@ from greenroom.cli.forecast_options import (
     artifacts_taken,
     forecast_predictor,
     forecast_predictor_option,
+    trace_tokens_option,
 )
 from greenroom.cli.gateway_options import gateway_config, gateway_options
 from greenroom.cli.model_options import expert_policy, model_options, worker_config
 from greenroom.cli.scheduling_options import parse_scheduling_options, scheduling_options
 from greenroom.cli.service_options import drain_option, refuse_taken, telemetry_options
 from greenroom.cli.service_process import named, say
+from greenroom.core.errors import InvalidConfig
 from greenroom.policies.registry import EXECUTOR_SCHEDULINGS, PLACEMENT_POLICIES
 
 if TYPE_CHECKING:
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
 )
 @forecast_predictor_option
 @artifact_every_option
+@trace_tokens_option
 @click.option(
     "--state-dir",
     type=click.Path(file_okay=False, path_type=Path),
@@ -107,8 +110,13 @@ def serve(max_queue_wait: float, drain_timeout: float, **options: Any) -> None:
         forecast_every=(ForecastConfig().every if policy == "emoe" else 0) if every is None else every,
         forecast_predictor=forecast_predictor(options["forecast_predictor"], policy),
         artifact_every_s=options["artifact_every"] if artifacts_taken(policy, own) else 0.0,
+        trace_tokens=options["trace_tokens"],
         predictor=PredictorConfig(state_dir=options["state_dir"]),
     )
+    if config.trace_tokens and not config.predicts:
+        raise InvalidConfig(
+            "trace_tokens", True, "a policy that predicts by artifacts, or --forecast-every: else nothing is traced"
+        )
     refuse_taken("port", front.host, front.port)
     refuse_taken("grpc_port", front.host, front.grpc_port)
     model = worker_config(options)
@@ -171,7 +179,9 @@ def _model(worker: ModelRuntime, config: EmbeddedConfig) -> Served:
     from greenroom.worker.model.model_engine import ModelEngine
     from greenroom.worker.traces.routing import RoutingRecorder
 
-    recorder = RoutingRecorder(worker.experts.catalogue, most_rows=1024) if config.predicts else None
+    recorder = None
+    if config.predicts:
+        recorder = RoutingRecorder(worker.experts.catalogue, most_rows=1024, tokens=config.trace_tokens)
     engine = ModelEngine(worker, recorder)
     return Served(engine, card_of(worker), WorkerCollector(worker), worker.text, worker.profile)
 

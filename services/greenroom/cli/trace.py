@@ -64,6 +64,7 @@ def trace(
     """
     from greenroom.core.generation import FinishReason, SamplingParams
     from greenroom.core.units import format_bytes
+    from greenroom.replay.traces.meta_file import meta_beside
 
     if out.suffix != ".npz":
         raise click.BadParameter("a trace is an .npz file", param_hint="--out")
@@ -86,7 +87,7 @@ def trace(
         texts = [_text(worker, answer) for answer in answers] if meta else []
     trace.save(out)
     if meta:
-        _write_meta(out.with_suffix(".meta.jsonl"), asked, answers, texts)
+        _write_meta(meta_beside(out), asked, answers, texts)
     failed = [answer.finished.error for answer in answers if answer.finished.reason is FinishReason.FAILED]
     if failed:
         click.echo(f"{len(failed)} of {len(answers)} failed, the first because: {failed[0]}", err=True)

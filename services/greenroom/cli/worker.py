@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from greenroom.cli.coe_options import coe_options, refuse_coe_options, serving_config
-from greenroom.cli.forecast_options import artifact_every_option, forecast_predictor, forecast_predictor_option
+from greenroom.cli.forecast_options import (
+    artifact_every_option,
+    forecast_predictor,
+    forecast_predictor_option,
+    trace_tokens_option,
+)
 from greenroom.cli.model_options import model_options, worker_config
 from greenroom.cli.scheduling_options import scheduling_options
 from greenroom.cli.seconds import above_0
@@ -26,6 +31,7 @@ from greenroom.cli.service_options import (
     split_address,
     traces_from,
 )
+from greenroom.core.errors import InvalidConfig
 from greenroom.policies.registry import EXECUTOR_SCHEDULINGS
 
 if TYPE_CHECKING:
@@ -71,6 +77,7 @@ if TYPE_CHECKING:
     help="Publish where finished sequences were routed, which predictors learn from; auto: unless all experts fit.",
 )
 @click.option("--trace-rows", type=int, default=1024, show_default=True, help="Tokens of a sequence that are traced.")
+@trace_tokens_option
 @click.option(
     "--forecast-every", type=int, default=40, show_default=True, help="Prompts between two forecasts; 0 for none."
 )
@@ -210,7 +217,9 @@ def _live(model: ModelRuntime, options: dict[str, Any]) -> int:
         config = _service_config(instance, model.config, options, all_fit=all_fit)
         recorder = None
         if config.records_routing:
-            recorder = RoutingRecorder(model.experts.catalogue, most_rows=config.traces.rows)
+            recorder = RoutingRecorder(
+                model.experts.catalogue, most_rows=config.traces.rows, tokens=config.traces.tells_tokens
+            )
         engine = ModelEngine(model, recorder, fault=fault_of(config.fault))
         dialer, directory = dialer_from(options), Directory(log)
         service = WorkerService(config, engine, card_of(model), log, dialer, directory, profile=model.profile)
@@ -228,6 +237,8 @@ def _service_config(instance: str, model: WorkerConfig, options: dict[str, Any],
     from greenroom.worker.faults import VARIABLE
     from greenroom.worker.service_config import ArtifactConfig, ForecastConfig, ServiceConfig, StreamConfig, TraceConfig
 
+    if options["trace_tokens"] and options["traces"] == "off":
+        raise InvalidConfig("trace_tokens", True, "--traces on or auto beside it, as tokens are a part of traces")
     traced = options["traces"] == "on" or (options["traces"] == "auto" and not all_fit)
     return ServiceConfig(
         instance=instance,
@@ -236,7 +247,7 @@ def _service_config(instance: str, model: WorkerConfig, options: dict[str, Any],
         max_queued=options["max_queued"],
         grace_ms=options["grace"] * 1000.0,
         streams=StreamConfig(slow_gateway_ms=options["slow_gateway"] * 1000.0),
-        traces=TraceConfig(enabled=traced, rows=options["trace_rows"]),
+        traces=TraceConfig(enabled=traced, rows=options["trace_rows"], tokens=options["trace_tokens"]),
         forecasts=ForecastConfig(
             every=options["forecast_every"],
             timeout_ms=options["forecast_timeout"] * 1000.0,

@@ -24,14 +24,14 @@ from greenroom.predictor.kinds.statistics.library import Library
 from greenroom.predictor.kinds.statistics.publisher import Publisher
 from greenroom.predictor.kinds.statistics.served import Forecast
 from greenroom.predictor.kinds.statistics.snapshot import SNAPSHOTS, Snapshot
-from greenroom.predictor.making.kind import Kind, kept_of
+from greenroom.predictor.making.kind import Kind, TracedSequence, kept_of
 from greenroom.predictor.making.maker import Maker
 from greenroom.predictor.metrics import PredictorMetrics
 from greenroom.predictor.serving.forecasts import Forecasts
-from greenroom.predictor.traces.counts import BadTrace, SequenceCounts, count, picks_of
+from greenroom.predictor.traces.counts import BadTrace, SequenceCounts, count, picks_of, tokens_of
 from greenroom.predictor.traces.dead_letters import DeadLetterWriter, dead_letter_of
 from greenroom.predictor.traces.reading import trace_of
-from greenroom.predictor.traces.samples import Kept
+from greenroom.predictor.traces.samples import Sample
 from greenroom.predictor.versions.registry import VersionRegistry
 from greenroom.predictor.versions.store import VersionStore, store_of
 from greenroom.predictor.versions.unsaved import Unsaved
@@ -213,7 +213,7 @@ class PredictorService(Runner):
         tracker: PrefixTracker,
         trace: Trace,
         counts: SequenceCounts,
-        kept: Mapping[str, Kept | None],
+        kept: Mapping[str, Sample | None],
     ) -> None:
         if not self._holds(record, tracker):
             return
@@ -314,7 +314,10 @@ class PredictorService(Runner):
             await asyncio.sleep(self._config.lag_every_s)
 
 
-def _counted(trace: Trace, kinds: Sequence[Kind[Any]]) -> tuple[SequenceCounts, dict[str, Kept | None]]:
+def _counted(trace: Trace, kinds: Sequence[Kind[Any]]) -> tuple[SequenceCounts, dict[str, Sample | None]]:
     """For statistics, and what the other kinds keep. Called in any thread. Raises BadTrace."""
-    counts = count(trace)
-    return counts, kept_of(kinds, picks_of(trace), trace.num_experts) if trace.rows else {}
+    counts, tokens = count(trace), tokens_of(trace)
+    if not trace.rows:
+        return counts, {}
+    sequence = TracedSequence(picks_of(trace), trace.num_experts, trace.task_type, tokens, trace.prompt_rows)
+    return counts, kept_of(kinds, sequence)

@@ -39,13 +39,14 @@ class RecordedRouting:
     """Where a sequence's first rows were routed: ``experts[rows, layers, k]``, indices within the layer. The largest
     value of the dtype stands for no pick. The first ``prompt_rows`` rows are the prompt's. ``report``: what the expert
     policy says of the sequence. ``artifacts``: by kind, when the artifact was made that the policy predicted by, Unix
-    time in ms."""
+    time in ms. ``tokens[rows]``: the id of each row's input; None where they are not to be told."""
 
     experts: NDArray[np.unsignedinteger]
     prompt_rows: int
     num_experts: int
     report: Mapping[str, float] = field(default_factory=dict)
     artifacts: Mapping[str, int] = field(default_factory=dict)
+    tokens: NDArray[np.uint32] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,10 +58,11 @@ class StreamConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceConfig:
     """Routing traces of finished sequences. ``rows``: how many rows of a sequence are kept, from its first on.
-    ``waiting``: how many traces may wait to be written; further ones are dropped. Raises InvalidConfig, naming the
-    field."""
+    ``waiting``: how many traces may wait to be written; further ones are dropped. ``tokens``: whether each row's token
+    is told too, which is people's text. Raises InvalidConfig, naming the field."""
 
     enabled: bool = True
+    tokens: bool = False
     rows: int = 1024
     waiting: int = 64
     timeout_ms: float = 10_000.0
@@ -69,6 +70,10 @@ class TraceConfig:
     def __post_init__(self) -> None:
         _at_least(self, 1, "rows", "waiting")
         _milliseconds(self, "timeout_ms")
+
+    @property
+    def tells_tokens(self) -> bool:
+        return self.enabled and self.tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

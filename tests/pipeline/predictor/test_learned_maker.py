@@ -20,7 +20,7 @@ from greenroom.predictor.kinds.config import LearningConfig
 from greenroom.predictor.kinds.emoe.artifact import load_learned
 from greenroom.predictor.kinds.registry import FORECAST_KINDS
 from greenroom.predictor.making.job import load_job
-from greenroom.predictor.making.kind import kept_of
+from greenroom.predictor.making.kind import TracedSequence, kept_of
 from greenroom.predictor.making.maker import Maker
 from greenroom.predictor.making.workspace import remove_abandoned, workspace
 from greenroom.predictor.metrics import PredictorMetrics
@@ -54,7 +54,10 @@ class Learning:
     def come(self, count: int) -> None:
         for _ in range(count):
             picks = np.zeros((1, LAYERS, SLOTS), np.uint8)
-            self.maker.take(trace(picks, EXPERTS, task_type="a"), kept_of(self.maker.keeping("m"), picks, EXPERTS))
+            self.maker.take(
+                trace(picks, EXPERTS, task_type="a"),
+                kept_of(self.maker.keeping("m"), TracedSequence(picks, EXPERTS, "a")),
+            )
 
     def trained(self, kind: str = EMOE_A, result: str = "failed") -> float:
         found = self._registry.get_sample_value("greenroom_predictor_trainings_total", {"kind": kind, "result": result})

@@ -153,6 +153,26 @@ async def test_what_can_not_be_learnt_from_is_buried(world: World) -> None:
     await running.stop()
 
 
+async def test_tokens_that_are_not_those_of_the_rows_are_refused_and_kept_nowhere(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whether or not anything is made of tokens."""
+    secret = b"\xde\xad\xbe\x0e"
+    running = await world.start()
+    picks = [[[0], [1]]]
+    await world.send(trace(picks, 4, request_id="long", tokens=2 * secret))
+    await world.send(trace(picks, 4, request_id="short", rows=7, tokens=7 * secret))
+    await world.until_committed()
+    await world.until(lambda: running.metric("dead_letters_total") == 2)
+    letters = {letter.key: letter for letter in await world.letters()}
+    assert "8 bytes of tokens, and 1 rows" in letters[b"long"].reason
+    assert all(letter.payload is not None and secret not in letter.payload for letter in letters.values())
+    await running.stop()
+    files = [path for path in world.folder.rglob("*") if path.is_file()]
+    assert not any(secret in path.read_bytes() for path in files)
+    assert secret.hex() not in caplog.text
+
+
 async def test_a_thousand_malformed_payloads(world: World) -> None:
     running = await world.start()
     good = encode(one(0))

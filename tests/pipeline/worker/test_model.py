@@ -25,6 +25,7 @@ from greenroom.worker.model.config import WorkerConfig
 from greenroom.worker.model.model_engine import ModelEngine
 from greenroom.worker.model.model_runtime import ModelRuntime
 from greenroom.worker.runs.results import request_of
+from greenroom.worker.service_config import TraceConfig
 from greenroom.worker.traces.routing import RoutingRecorder
 from tests.pipeline.worker.scripted import Gateway, staged, task_of, until
 from tests.waiting import DEADLINE_S
@@ -106,13 +107,15 @@ async def test_answers_are_the_models_own_wherever_an_earlier_attempt_was_cut(
     model.experts.listener = None
 
 
-async def test_the_trace_of_a_sequence_is_its_routing(model: ModelRuntime) -> None:
+@pytest.mark.parametrize("tokens", [False, True])
+async def test_the_trace_of_a_sequence_is_its_routing(model: ModelRuntime, tokens: bool) -> None:
+    """With its tokens where the configuration says so, whatever was recorded."""
     reference = model.experts.listener = TraceRecorder(model.experts.catalogue)
     task = tasks(model)[0]
-    await asyncio.to_thread(alone, model, task)
+    answer = await asyncio.to_thread(alone, model, task)
     expected = reference.trace().experts
-    recorder = RoutingRecorder(model.experts.catalogue, most_rows=1024)
-    async with staged(ModelEngine(model, recorder), card_of(model)) as stage:
+    recorder = RoutingRecorder(model.experts.catalogue, most_rows=1024, tokens=True)
+    async with staged(ModelEngine(model, recorder), card_of(model), traces=TraceConfig(tokens=tokens)) as stage:
         expect(await stage.gateway(), task, ())
         await stage.lease()
         await stage.run(task)
@@ -123,6 +126,8 @@ async def test_the_trace_of_a_sequence_is_its_routing(model: ModelRuntime) -> No
     assert (trace.rows, trace.prompt_rows, trace.task_type) == (prompt + LENGTH - 1, prompt, task.task_type)
     experts = np.frombuffer(trace.experts, dtype=trace.dtype).reshape(trace.rows, trace.layers, trace.k)
     assert np.array_equal(np.sort(experts, axis=2), np.sort(expected, axis=2))
+    inputs = [*request_of(task).prompt_ids, *answer[:-1]] if tokens else []
+    assert np.frombuffer(trace.tokens, dtype="<u4").tolist() == inputs
     model.experts.listener = None
 
 

@@ -17,9 +17,10 @@ UNEVEN = Catalogue("pool", experts_per_layer=[4, 8, 3], top_k=[2, 3, 1], expert_
 WIDE = Catalogue.uniform("pool", layers=2, experts=300, top_k=4)
 
 
-def step_of(catalogue: Catalogue, number: int, rows: list[int]) -> Step:
+def step_of(catalogue: Catalogue, number: int, rows: list[int], *, tokens: bool = False) -> Step:
     phases = np.full(len(rows), Phase.PREFILL, dtype=np.uint8)
-    return Step(catalogue.pool, number, np.array(rows, dtype=np.int64), phases)
+    told = np.arange(len(rows)) + 100 * number if tokens else None
+    return Step(catalogue.pool, number, np.array(rows, dtype=np.int64), phases, told)
 
 
 def picks_of(catalogue: Catalogue, layer: int, rows: int, seed: int) -> NDArray[np.int64]:
@@ -39,14 +40,14 @@ def test_it_is_what_the_trace_recorder_has_of_each_sequence(
     wide: bool, steps: list[tuple[list[int], bool]], most_rows: int
 ) -> None:
     catalogue = WIDE if wide else UNEVEN
-    ours, theirs = RoutingRecorder(catalogue, most_rows=most_rows), TraceRecorder(catalogue)
+    ours, theirs = RoutingRecorder(catalogue, most_rows=most_rows, tokens=True), TraceRecorder(catalogue)
     for sequence in range(4):
         for recorder in (ours, theirs):
             recorder.sequence_queued(SequenceInfo(sequence, "classify", prompt_tokens=2 * sequence))
     for number, (rows, failed) in enumerate(steps):
         if not rows:
             continue
-        step = step_of(catalogue, number, rows)
+        step = step_of(catalogue, number, rows, tokens=True)
         for layer in range(catalogue.layers):
             picks = picks_of(catalogue, layer, len(rows), 10 * number + layer)
             ours.layer_routed(step, layer, picks)
@@ -67,6 +68,10 @@ def test_it_is_what_the_trace_recorder_has_of_each_sequence(
         assert routed is not None
         assert routed.experts.dtype == (np.uint16 if wide else np.uint8)
         assert np.array_equal(routed.experts, expected)
+        assert trace.token is not None
+        assert routed.tokens is not None
+        assert routed.tokens.dtype == np.uint32
+        assert np.array_equal(routed.tokens, trace.token[start:stop][recorded])
         assert routed.prompt_rows == kept
         assert routed.num_experts == int(catalogue.experts_per_layer.max())
     assert ours.held == 0
@@ -140,3 +145,28 @@ def test_a_step_may_be_of_any_size(rows: int) -> None:
     assert routed is not None
     assert routed.experts.shape == (rows, 3, 3)
     assert np.array_equal(routed.experts[:, 0, :2], np.where(picks[0] < 4, picks[0], 255))
+
+
+@pytest.mark.parametrize(
+    ("asked", "told", "kept"),
+    [
+        (False, (True, True), None),
+        (True, (True, False), None),
+        (True, (False, True), None),
+        (True, (True, True), [0, 100]),
+    ],
+)
+def test_tokens_are_kept_where_they_are_asked_for_and_every_step_told_them(
+    asked: bool, told: tuple[bool, bool], kept: list[int] | None
+) -> None:
+    recorder = RoutingRecorder(UNEVEN, most_rows=4, tokens=asked)
+    recorder.sequence_queued(SequenceInfo(0))
+    for number, tokens in enumerate(told):
+        step = step_of(UNEVEN, number, [0], tokens=tokens)
+        for layer in range(3):
+            recorder.layer_routed(step, layer, picks_of(UNEVEN, layer, 1, number))
+        recorder.step_ended(step, failed=False)
+    routed = recorder.take(0)
+    assert routed is not None
+    assert len(routed.experts) == 2
+    assert (None if routed.tokens is None else routed.tokens.tolist()) == kept

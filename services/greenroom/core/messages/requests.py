@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from msgspec import Meta
 
@@ -12,7 +12,8 @@ from greenroom.core.messages.codec import MAX_ID_CHARS, Message
 RequestId = Annotated[str, Meta(min_length=1, max_length=MAX_ID_CHARS)]
 Name = Annotated[str, Meta(max_length=MAX_ID_CHARS)]
 PoolNumber = Annotated[int, Meta(ge=0)]
-TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+LARGEST_TOKEN_ID: Final = 2**31 - 1
+TokenId = Annotated[int, Meta(ge=0, le=LARGEST_TOKEN_ID)]
 
 
 class Request(Message, frozen=True, kw_only=True, tag="request"):

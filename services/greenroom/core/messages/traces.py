@@ -18,8 +18,10 @@ class Trace(Message, frozen=True, kw_only=True, tag="trace"):
 
     ``experts``: ``dtype``[rows, layers, k], little-endian, C order; indices within the layer. The largest value of
     the dtype stands for no pick. The first ``prompt_rows`` rows are the prompt's. ``num_experts``: of a layer.
-    ``report``: what the worker's expert policy says of the sequence, by name (ExpertPolicy.report). ``artifacts``: by
-    kind, when the artifact was made that the policy predicted by at the sequence's end, Unix time in ms.
+    ``tokens``: uint32[rows], little-endian, the id of each row's input; empty where the worker does not tell them, as
+    is usual: they are people's text. ``report``: what the worker's expert policy says of the sequence, by name
+    (ExpertPolicy.report). ``artifacts``: by kind, when the artifact was made that the policy predicted by at the
+    sequence's end, Unix time in ms.
     """
 
     request_id: RequestId
@@ -33,6 +35,7 @@ class Trace(Message, frozen=True, kw_only=True, tag="trace"):
     num_experts: Annotated[int, Meta(ge=1)]
     dtype: Literal["uint8", "uint16"]
     experts: bytes
+    tokens: bytes = b""
     worker: Name = ""
     report: Annotated[dict[Name, float], Meta(max_length=MAX_REPORTED)] = field(default_factory=dict)
     artifacts: Annotated[dict[Name, int], Meta(max_length=MAX_REPORTED)] = field(default_factory=dict)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -31,7 +32,7 @@ class FittedToPicks(ArtifactFileKind[F]):
 
     @property
     def keeps(self) -> str:
-        return "picks"
+        return "picks and tokens" if self.keeps_tokens else "picks"
 
     @abstractmethod
     def fit(self, trace: RoutingTrace, *, seed: int, seconds: float) -> F:
@@ -52,13 +53,21 @@ class FittedToPicks(ArtifactFileKind[F]):
 
     def make(self, job: Job) -> F:
         """Raises InvalidConfig, TraceError."""
-        return self.fit(_trace_of(job), seed=int(job.options["seed"]), seconds=float(job.options["seconds"]))
+        return self.fit(trace_of_job(job), seed=int(job.options["seed"]), seconds=float(job.options["seconds"]))
 
 
-def _trace_of(job: Job) -> RoutingTrace:
-    """The samples as one trace. Raises TraceError."""
+def trace_of_job(job: Job) -> RoutingTrace:
+    """The samples as one trace; with tokens it tells prompts and answers apart. Raises TraceError."""
+    from greenroom.policies.base.events import Phase
     from greenroom.replay.traces.routing_trace import RoutingTrace
 
     picks = [one.array for one in job.samples]
     starts = np.concatenate(([0], np.cumsum([len(one) for one in picks]))).astype(np.int64)
-    return RoutingTrace(np.concatenate(picks), starts, num_experts=job.shape.experts, model=job.model)
+    trace = RoutingTrace(np.concatenate(picks), starts, num_experts=job.shape.experts, model=job.model)
+    tokens = [one.tokens for one in job.samples if one.tokens is not None]
+    if not tokens:
+        return trace
+    prompts = np.repeat([one.prompt_rows for one in job.samples], np.diff(starts))
+    places = np.arange(trace.tokens) - np.repeat(starts[:-1], np.diff(starts))
+    phases = np.where(places < prompts, Phase.PREFILL, Phase.DECODE).astype(np.uint8)
+    return replace(trace, token=np.concatenate(tokens).astype(np.int64), phase=phases)

@@ -14,13 +14,14 @@ from greenroom.predictor.traces.counts import Shape
 from greenroom.predictor.traces.samples import Sample
 
 _FORMAT = "greenroom-making"
-_KEPT, _EARLIER = "kept", "earlier"
+_KEPT, _TOKENS, _EARLIER = "kept", "tokens", "earlier"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Job:
-    """``samples``: of sequences of the model, oldest first, at least one. The last ``recorded`` of them are those that
-    were foreseen badly. ``options``: see Kind.options. ``earlier``: the file of an earlier artifact; b"": none."""
+    """``samples``: of sequences of the model, oldest first, at least one, all with tokens or none. The last
+    ``recorded`` of them are those that were foreseen badly. ``options``: see Kind.options. ``earlier``: the file of an
+    earlier artifact; b"": none."""
 
     kind: str
     model: str
@@ -39,11 +40,14 @@ def dump_job(job: Job) -> bytes:
         "shape": json.dumps([job.shape.layers, job.shape.experts]),
         "tasks": json.dumps([one.task for one in job.samples]),
         "lengths": json.dumps([len(one.array) for one in job.samples]),
+        "prompt_rows": json.dumps([one.prompt_rows for one in job.samples]),
         "options": json.dumps(dict(job.options)),
         "recorded": json.dumps(job.recorded),
     }
     kept = np.concatenate([one.array for one in job.samples])
-    return dump_tensors({_KEPT: kept, _EARLIER: np.frombuffer(job.earlier, np.uint8)}, metadata)
+    tokens = [one.tokens for one in job.samples if one.tokens is not None]
+    arrays = {_KEPT: kept, _EARLIER: np.frombuffer(job.earlier, np.uint8)}
+    return dump_tensors(arrays | ({_TOKENS: np.concatenate(tokens)} if tokens else {}), metadata)
 
 
 def load_job(data: bytes) -> Job:
@@ -54,12 +58,13 @@ def load_job(data: bytes) -> Job:
             raise ValueError(f"its format is {metadata['format']!r:.50}")
         ends = np.cumsum(json.loads(metadata["lengths"]))
         kept = np.split(arrays[_KEPT], ends[:-1])
-        tasks = json.loads(metadata["tasks"])
+        tokens = np.split(arrays[_TOKENS], ends[:-1]) if _TOKENS in arrays else [None] * len(kept)
+        told = zip(json.loads(metadata["tasks"]), kept, tokens, json.loads(metadata["prompt_rows"]), strict=True)
         return Job(
             metadata["kind"],
             metadata["model"],
             Shape(*json.loads(metadata["shape"])),
-            [Sample(task, array) for task, array in zip(tasks, kept, strict=True)],
+            [Sample(*one) for one in told],
             json.loads(metadata["options"]),
             arrays[_EARLIER].tobytes(),
             int(json.loads(metadata["recorded"])),

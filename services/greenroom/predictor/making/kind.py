@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 from greenroom.predictor.making.job import Job
 from greenroom.predictor.making.pace import Pace
 from greenroom.predictor.traces.counts import Floats, Picks, Shape
-from greenroom.predictor.traces.samples import Kept
+from greenroom.predictor.traces.samples import Kept, Sample, Tokens
 from greenroom.predictor.versions.artifact import Artifact, Codec
 
 
@@ -47,6 +47,9 @@ class Kind(ABC, Generic[M]):
     """What installs these: ``pip install 'greenroom[EXTRA]'``."""
     keeps_unasked: ClassVar[bool] = False
     """Whether sequences are kept before anyone asks for it."""
+    keeps_tokens: ClassVar[bool] = False
+    """Whether it is made of the tokens too; what ``keep`` returns is then [rows, ...]. Nothing can be made of a
+    sequence whose worker does not tell them."""
     usual_sequences: int = 1
     """It is not made of fewer, unless the memory holds no more."""
     least_sequences: ClassVar[int] = 1
@@ -58,7 +61,8 @@ class Kind(ABC, Generic[M]):
 
     @property
     def keeps(self) -> str:
-        """A name for what ``keep`` returns. Kinds with the same one share the sequences in memory."""
+        """A name for what is kept. Kinds with the same one share the sequences in memory; those that keep tokens have
+        others than those that do not."""
         return self.name
 
     @property
@@ -124,10 +128,30 @@ class ForecastKind(Kind[M]):
         """Of the model that it forecasts for."""
 
 
-def kept_of(kinds: Iterable[Kind[Any]], picks: Picks, experts: int) -> dict[str, Kept | None]:
-    """By ``Kind.keeps``, what is kept of a sequence. Called in any thread."""
-    found: dict[str, Kept | None] = {}
+class TracedSequence(NamedTuple):
+    """What a trace says of a sequence: ``picks`` [rows, layers, k], those from ``experts`` on being none; ``tokens`` of
+    the rows, None where they are not told. The first ``prompt_rows`` rows are the prompt's."""
+
+    picks: Picks
+    experts: int
+    task: str = ""
+    tokens: Tokens | None = None
+    prompt_rows: int = 0
+
+
+def kept_of(kinds: Iterable[Kind[Any]], sequence: TracedSequence) -> dict[str, Sample | None]:
+    """By ``Kind.keeps``, what is kept of a sequence; None: nothing can be made of it. Called in any thread."""
+    found: dict[str, Sample | None] = {}
     for kind in kinds:
         if kind.keeps not in found:
-            found[kind.keeps] = kind.keep(picks, experts)
+            found[kind.keeps] = _sample_of(kind, sequence)
     return found
+
+
+def _sample_of(kind: Kind[Any], sequence: TracedSequence) -> Sample | None:
+    if kind.keeps_tokens and sequence.tokens is None:
+        return None
+    kept = kind.keep(sequence.picks, sequence.experts)
+    if kept is None or not kind.keeps_tokens or sequence.tokens is None:
+        return None if kept is None else Sample(sequence.task, kept)
+    return Sample(sequence.task, kept, sequence.tokens.copy(), sequence.prompt_rows)

@@ -27,7 +27,7 @@ from greenroom.predictor.metrics import MakingMetrics
 from greenroom.predictor.traces.counts import Shape, shape_of
 from greenroom.predictor.traces.reading import recall_of
 from greenroom.predictor.traces.recent_sequences import RecentSequences
-from greenroom.predictor.traces.samples import Kept, Sample
+from greenroom.predictor.traces.samples import Sample
 from greenroom.predictor.versions.artifact import ArtifactInfo
 from greenroom.predictor.versions.registry import VersionRegistry
 from greenroom.predictor.versions.store import store_of
@@ -94,6 +94,8 @@ class Maker:
         self._asked = Demand(config.asked_within_s)
         self._too_large: set[tuple[str, str]] = set()
         """Models and what is kept of them: those of which the log has said that too little fits."""
+        self._tokenless: set[tuple[str, str]] = set()
+        """Models and kinds of which the log has said that a sequence came without tokens."""
         self._wake = asyncio.Event()
         for kind in kinds:
             metrics.show(kind.name)
@@ -178,6 +180,7 @@ class Maker:
         """Raises OSError."""
         for name, registry in self.registries.items():
             self._watched.pop((model, name), None)
+            self._tokenless.discard((model, name))
             self._too_large.discard((model, self.kinds[name].keeps))
             for recorded in (False, True):
                 self.recent.forget((model, self.kinds[name].keeps, recorded))
@@ -185,20 +188,21 @@ class Maker:
 
     # -- sequences -----------------------------------------------------------------------------------------------
 
-    def take(self, trace: Trace, kept: Mapping[str, Kept | None]) -> None:
+    def take(self, trace: Trace, kept: Mapping[str, Sample | None]) -> None:
         """One more sequence, counted once. ``kept``: what ``kept_of`` made of it."""
-        for keeps, array in kept.items():
+        for keeps, sample in kept.items():
             kinds = [kind for kind in self.kinds.values() if kind.keeps == keeps]
             if kinds:
-                self._take(trace, keeps, kinds, array)
+                self._take(trace, keeps, kinds, sample)
         self._metrics.kept(len(self.recent), self.recent.nbytes)
 
-    def _take(self, trace: Trace, keeps: str, kinds: Sequence[Kind[Any]], array: Kept | None) -> None:
-        sample = None if array is None else Sample(trace.task_type, array)
+    def _take(self, trace: Trace, keeps: str, kinds: Sequence[Kind[Any]], sample: Sample | None) -> None:
         if sample is None or not self.recent.fits((trace.model, keeps, False), sample):
             self._metrics.unusable.inc()
             if sample is not None and sample.nbytes > self._config.max_bytes:
                 self._say_too_large(trace.model, keeps, sample.nbytes, kinds)
+            if not trace.tokens:
+                self._say_no_tokens(trace.model, kinds)
             return
         low = False
         for kind in kinds:
@@ -225,6 +229,14 @@ class Maker:
                 model, " or ".join(kind.name for kind in kinds), nbytes,
                 min(kind.least_sequences for kind in kinds), self._config.max_bytes,
             )  # fmt: skip
+
+    def _say_no_tokens(self, model: str, kinds: Sequence[Kind[Any]]) -> None:
+        """Once."""
+        for kind in kinds:
+            if kind.keeps_tokens and (model, kind.name) not in self._tokenless:
+                self._tokenless.add((model, kind.name))
+                _LOG.warning("%s of %r is made of tokens, and some of its workers tell none: give them --trace-tokens",
+                             kind.name, model)  # fmt: skip
 
     def _count(self, model: str, keeps: str) -> int:
         return self.recent.count((model, keeps, False)) + self.recent.count((model, keeps, True))

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from greenroom.core.errors import GreenroomError
@@ -39,22 +39,35 @@ def command_of(module: str) -> Sequence[str]:
 
 async def run_job(command: Sequence[str], job: Callable[[], bytes], *, timeout_s: float) -> bytes:
     """What ``command`` makes of ``job``, which is called in a thread. The process is killed after ``timeout_s``, or
-    when this is cancelled, and leaves no files. Raises JobFailed, OSError."""
-    with workspace() as folder:
-        source, target = folder / "job.safetensors", folder / "artifact.safetensors"
+    when this is cancelled, and leaves no files. The job's own is one in memory: it may hold people's text. Raises
+    JobFailed, OSError."""
+    with workspace() as folder, _file_in_memory() as source:
+        target = folder / "artifact.safetensors"
         await asyncio.to_thread(_write, source, job)
-        await _run([*command, str(source), str(target), str(os.getpid())], folder / "log", timeout_s)
+        named = [f"/proc/self/fd/{source}", str(target), str(os.getpid())]
+        await _run([*command, *named], source, folder / "log", timeout_s)
         try:
             return await asyncio.to_thread(target.read_bytes)
         except OSError as error:
             raise JobFailed(f"it left no artifact: {error}") from error
 
 
-def _write(path: Path, job: Callable[[], bytes]) -> None:
-    path.write_bytes(job())
+@contextlib.contextmanager
+def _file_in_memory() -> Iterator[int]:
+    """Its descriptor. It is gone with the last process that has it open."""
+    descriptor = os.memfd_create("greenroom-job", os.MFD_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
-async def _run(command: Sequence[str], log: Path, timeout_s: float) -> None:
+def _write(descriptor: int, job: Callable[[], bytes]) -> None:
+    with os.fdopen(os.dup(descriptor), "wb") as file:
+        file.write(job())
+
+
+async def _run(command: Sequence[str], source: int, log: Path, timeout_s: float) -> None:
     """Until it has ended with 0. Raises JobFailed."""
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
@@ -62,6 +75,7 @@ async def _run(command: Sequence[str], log: Path, timeout_s: float) -> None:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=output,
             stderr=output,
+            pass_fds=(source,),
             env={**os.environ, **ONE_THREAD},
         )
     try:

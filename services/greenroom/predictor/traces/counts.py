@@ -9,6 +9,8 @@ import numpy.typing as npt
 
 from greenroom.core.errors import GreenroomError
 from greenroom.core.messages import Trace
+from greenroom.core.messages.requests import LARGEST_TOKEN_ID
+from greenroom.predictor.traces.samples import Tokens
 
 Floats = npt.NDArray[np.float32]
 Counts = npt.NDArray[np.uint16]
@@ -77,6 +79,21 @@ def picks_of(trace: Trace) -> npt.NDArray[np.uint8 | np.uint16]:
     if wrong.size:
         raise BadTrace(f"expert {int(wrong[0])} of a layer that has {trace.num_experts}")
     return picks
+
+
+def tokens_of(trace: Trace) -> Tokens | None:
+    """The id of each row's input, uint32[rows]; None where the worker does not tell them. Raises BadTrace where they
+    are not those of the rows. It does not say which: they are people's text."""
+    if not trace.tokens:
+        return None
+    dtype = np.dtype("<u4")
+    expected = trace.rows * dtype.itemsize
+    if len(trace.tokens) != expected:
+        raise BadTrace(f"{len(trace.tokens)} bytes of tokens, and {trace.rows} rows of uint32 are {expected}")
+    tokens = np.frombuffer(trace.tokens, dtype)
+    if int(tokens.max()) > LARGEST_TOKEN_ID:
+        raise BadTrace(f"tokens beyond {LARGEST_TOKEN_ID}, which are no ids")
+    return tokens
 
 
 def count(trace: Trace) -> SequenceCounts:

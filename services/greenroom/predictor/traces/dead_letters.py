@@ -6,6 +6,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+import msgspec
+
 from greenroom.core.messages import DeadLetter, Undecodable, encode, without_payload
 from greenroom.fabric.log import AppendRefused, Log, LogError, LogFailed, Record
 from greenroom.fabric.topics import DEAD_LETTERS
@@ -14,20 +16,39 @@ from greenroom.predictor.traces.counts import BadTrace
 
 SERVICE = "predictor"
 MAX_REASON_CHARS = 1000
+_FIELD = b"tokens"
 _LOG = logging.getLogger(__name__)
 
 
 def dead_letter_of(record: Record, error: Undecodable | BadTrace) -> DeadLetter:
+    """As the record came, but for its tokens: they are people's text, and dead letters are kept for long."""
+    payload, left_out = without_tokens(record.value)
     return DeadLetter(
         topic=record.topic,
         partition=record.partition,
         offset=record.offset,
-        reason=str(error)[:MAX_REASON_CHARS],
+        reason=f"{error}{left_out}"[:MAX_REASON_CHARS],
         service=SERVICE,
         key=record.key,
-        payload=record.value,
+        payload=payload,
         request_id=(error.request_id or "") if isinstance(error, Undecodable) else "",
     )
+
+
+def without_tokens(payload: bytes | None) -> tuple[bytes | None, str]:
+    """The payload of a trace without the field ``tokens``, and what to say of it. One that is no map may hold them
+    anywhere behind that word: it is left out whole."""
+    if payload is None or _FIELD not in payload:
+        return payload, ""
+    try:
+        fields = msgspec.msgpack.decode(payload)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, OverflowError):
+        return None, f" (its {len(payload)} bytes are left out, as some may be tokens)"
+    if not isinstance(fields, dict):
+        return None, f" (its {len(payload)} bytes are left out, as some may be tokens)"
+    if not fields.pop("tokens", None):
+        return payload, ""
+    return msgspec.msgpack.encode(fields), " (its tokens are left out)"
 
 
 class DeadLetterWriter:

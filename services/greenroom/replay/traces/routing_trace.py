@@ -15,10 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from greenroom.core.errors import InvalidConfig
+from greenroom.core.messages.requests import LARGEST_TOKEN_ID
 from greenroom.policies.base.array_types import Counts
 from greenroom.policies.base.events import Phase
 from greenroom.policies.base.expert_keys import Catalogue
-from greenroom.replay.traces import trace_file
+from greenroom.replay.traces import meta_file, trace_file
 from greenroom.replay.traces.steps import TraceRows, TraceStep
 from greenroom.replay.traces.trace_file import TraceError
 
@@ -36,9 +37,11 @@ class RoutingTrace:
     in each layer (None: ``k``). ``layer_ids``: each layer's number in the model.
 
     By token, None where not recorded: ``phase[tokens]``, values of Phase (None: all decoded); ``step[tokens]``, the
-    forward in which the row ran; ``token[tokens]``, the id of the token that is the row's input. By sequence: ``task``, ``request``, and ``arrival`` in seconds. Of the model: its
-    name, the bytes that an expert of each layer occupies, and the first MoE layer of an encoder-decoder's decoder (0:
-    it has no encoder).
+    forward in which the row ran; ``token[tokens]``, the id of the token that is the row's input. ``token_texts``: what
+    each id stands for, where only texts were recorded and the ids are their numbers; the id after the last is the
+    unknown token. None: ids of the model. By sequence: ``task``, ``request``, and ``arrival`` in seconds. Of the model:
+    its name, the bytes that an expert of each layer occupies, and the first MoE layer of an encoder-decoder's decoder
+    (0: it has no encoder).
     """
 
     experts: NDArray[np.integer]
@@ -49,6 +52,7 @@ class RoutingTrace:
     phase: NDArray[np.uint8] | None = None
     step: Counts | None = None
     token: Counts | None = None
+    token_texts: tuple[str, ...] | None = None
     task: tuple[str, ...] | None = None
     request: tuple[str, ...] | None = None
     arrival: NDArray[np.float64] | None = None
@@ -120,12 +124,20 @@ class RoutingTrace:
     # -- files -----------------------------------------------------------------------------------------------------
 
     @classmethod
-    def load(cls, path: Path) -> RoutingTrace:
-        """Reads an ``.npz``; arrays of other names are ignored. Raises TraceError."""
+    def load(cls, path: Path, *, tokens: bool = False) -> RoutingTrace:
+        """Reads an ``.npz``; arrays of other names are ignored. Raises TraceError.
+
+        ``tokens``: take them from the ``.meta.jsonl`` beside it where the file itself has none. A trace of which
+        neither has them is read without.
+        """
         try:
-            return cls(**trace_file.read(path))
+            found = cls(**trace_file.read(path))
         except TraceError as error:
             raise TraceError(f"{path} is no routing trace: {error}") from error
+        if not tokens or found.token is not None:
+            return found
+        written = meta_file.read_tokens(meta_file.meta_beside(path), found.seq_starts)
+        return found if written is None else replace(found, token=written.ids, token_texts=written.texts)
 
     def save(self, path: Path) -> None:
         """Writes an ``.npz``. It appears whole: a reader sees the old file or the new. Raises TraceError."""
@@ -138,9 +150,11 @@ class RoutingTrace:
         for name in ("top_k", "phase", "step", "token", "arrival", "expert_bytes"):
             if (value := getattr(self, name)) is not None:
                 arrays[name] = np.asarray(value)
-        for name in ("task", "request"):
+        for name in ("task", "request", "token_texts"):
             if (texts := getattr(self, name)) is not None:
                 arrays[name] = np.array(texts, dtype=np.str_)
+                if any(text.endswith("\0") for text in texts):
+                    raise TraceError(f"{name}: one ends in a NUL, which arrays of text do not keep")
         if self.model:
             arrays["model"] = np.array(self.model)
         if self.decoder_start:
@@ -206,8 +220,13 @@ class RoutingTrace:
             raise TraceError(f"top_k must lie from 0 to k, {k}")
         if self.phase is not None and tokens and int(self.phase.max()) > max(Phase):
             raise TraceError(f"phase must be one of {', '.join(f'{int(p)} ({p.name.lower()})' for p in Phase)}")
-        if self.token is not None and tokens and self.token.min() < 0:
-            raise TraceError("token must be ids from 0")
+        if self.token is not None and tokens and not 0 <= self.token.min() <= self.token.max() <= LARGEST_TOKEN_ID:
+            raise TraceError(f"token must be ids from 0 to {LARGEST_TOKEN_ID}")
+        if (texts := self.token_texts) is not None:
+            if len(set(texts)) != len(texts):
+                raise TraceError("token_texts must be distinct")
+            if self.token is None or (tokens and int(self.token.max()) > len(texts)):
+                raise TraceError(f"token_texts: there must be ids in token, from 0 to {len(texts)}, the unknown token")
         if not 0 <= self.decoder_start < layers:
             raise TraceError(f"decoder_start must be one of the {layers} layers, from 0")
         if self.arrival is not None and not np.isfinite(self.arrival).all():

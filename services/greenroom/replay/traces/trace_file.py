@@ -23,11 +23,11 @@ class TraceError(GreenroomError):
 
 _REQUIRED = ("experts", "seq_starts", "num_experts")
 _OPTIONAL = (
-    "layer_ids", "top_k", "phase", "step", "token", "task", "request", "arrival", "expert_bytes", "model",
-    "decoder_start",
+    "layer_ids", "top_k", "phase", "step", "token", "token_texts", "task", "request", "arrival", "expert_bytes",
+    "model", "decoder_start",
 )  # fmt: skip
 _INTEGERS = ("seq_starts", "layer_ids", "top_k", "step", "token")
-_TEXTS = ("task", "request")
+_TEXTS = {"task": "sequence", "request": "sequence", "token_texts": "id"}
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def _fields(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
             fields[name] = array.astype(np.float64)
         elif name in _TEXTS:
             if array.ndim != 1:
-                raise TraceError(f"{name} must have one entry a sequence")
+                raise TraceError(f"{name} must have one entry a {_TEXTS[name]}")
             fields[name] = tuple(array.tolist())
         elif name == "model":
             fields[name] = str(array)

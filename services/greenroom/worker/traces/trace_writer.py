@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+from dataclasses import replace
 
 from greenroom.core.messages import Task, Trace, encode
 from greenroom.core.messages.traces import MAX_REPORTED
@@ -47,7 +48,9 @@ class TraceWriter:
         return self._waiting.qsize()
 
     def offer(self, task: Task, routed: RecordedRouting) -> None:
-        """Queue a trace."""
+        """Queue a trace, without tokens unless they are to be told."""
+        if not self._config.tokens and routed.tokens is not None:
+            routed = replace(routed, tokens=None)
         try:
             self._waiting.put_nowait((task, routed))
         except asyncio.QueueFull:
@@ -98,6 +101,7 @@ def trace_of(task: Task, routed: RecordedRouting, *, pool: int, model: str, work
         num_experts=routed.num_experts,
         dtype="uint16" if wide else "uint8",
         experts=routed.experts.astype("<u2" if wide else "u1", copy=False).tobytes(),
+        tokens=b"" if routed.tokens is None else routed.tokens.astype("<u4", copy=False).tobytes(),
         worker=worker,
         report=dict(itertools.islice(routed.report.items(), MAX_REPORTED)),
         artifacts=dict(routed.artifacts),

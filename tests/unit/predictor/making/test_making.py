@@ -16,11 +16,12 @@ from greenroom.core.errors import InvalidConfig, UnknownName
 from greenroom.core.tensors import Damaged
 from greenroom.predictor.kinds.config import BuildingConfig, DriftConfig, LearningConfig
 from greenroom.predictor.kinds.eamc.kind import EamcKind
+from greenroom.predictor.kinds.fitted_to_picks import trace_of_job
 from greenroom.predictor.kinds.make import make_file
 from greenroom.predictor.kinds.registry import FORECAST_KINDS, POLICY_KINDS, building_of
 from greenroom.predictor.kinds.reuse.kind import ReuseKind
 from greenroom.predictor.making.job import Job, dump_job, load_job
-from greenroom.predictor.making.kind import Kind, kept_of
+from greenroom.predictor.making.kind import Kind, TracedSequence, kept_of
 from greenroom.predictor.making.pace import EveryMany, Retry
 from greenroom.predictor.traces.counts import Shape
 from greenroom.predictor.traces.reading import recall_of
@@ -113,9 +114,47 @@ def test_picks_are_kept_as_they_are_and_not_where_they_contradict_themselves() -
 
 def test_kinds_that_keep_the_same_share_it() -> None:
     learned = [kind(LearningConfig()) for kind in FORECAST_KINDS.values()]
-    kept = kept_of([*learned, EAMC], sequence(3), SHAPE.experts)
+    kept = kept_of([*learned, EAMC], TracedSequence(sequence(3), SHAPE.experts))
     assert set(kept) == {"counts by slot", "eamc"}
-    assert kept_of((), sequence(3), SHAPE.experts) == {}
+    assert kept_of((), TracedSequence(sequence(3), SHAPE.experts)) == {}
+
+
+class OfTokens(ReuseKind):
+    keeps_tokens = True
+
+
+def test_tokens_are_kept_for_the_kinds_that_are_made_of_them_alone() -> None:
+    kinds, picks = [OfTokens(CONFIG), REUSE], sequence(3)
+    tokens = np.arange(len(picks), dtype=np.uint32)
+    kept = kept_of(kinds, TracedSequence(picks, SHAPE.experts, "a", tokens, 2))
+    plain, told = kept["picks"], kept["picks and tokens"]
+    assert plain is not None
+    assert told is not None
+    assert (plain.task, plain.tokens, plain.prompt_rows) == ("a", None, 0)
+    assert (told.task, told.prompt_rows) == ("a", 2)
+    assert told.tokens is not None
+    assert told.tokens.tolist() == tokens.tolist()
+    assert told.nbytes == plain.nbytes + tokens.nbytes
+    silent = kept_of(kinds, TracedSequence(picks, SHAPE.experts))
+    assert silent["picks and tokens"] is None
+    assert silent["picks"] is not None
+
+
+def test_a_job_tells_tokens_and_prompts_apart_from_answers() -> None:
+    kind = OfTokens(CONFIG)
+    samples = [
+        Sample("a", sequence(seed, rows=rows), np.arange(rows, dtype=np.uint32) + 10 * seed, rows - 1)
+        for seed, rows in enumerate((3, 2))
+    ]
+    read = again(Job(kind.name, "m", SHAPE, samples, kind.options()))
+    trace = trace_of_job(read)
+    assert trace.token is not None
+    assert trace.phase is not None
+    assert trace.token.tolist() == [0, 1, 2, 10, 11]
+    assert trace.phase.tolist() == [0, 0, 1, 0, 1]
+    assert trace.seq_starts.tolist() == [0, 3, 5]
+    bare = trace_of_job(again(job(kind=REUSE)))
+    assert (bare.token, bare.phase) == (None, None)
 
 
 @pytest.mark.parametrize(

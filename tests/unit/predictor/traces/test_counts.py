@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from greenroom.predictor.traces import counts as module
-from greenroom.predictor.traces.counts import BadTrace, Shape, count, count_slots
+from greenroom.predictor.traces.counts import BadTrace, Shape, count, count_slots, tokens_of
 from tests.unit.predictor.worlds import trace
 
 SHAPES = st.tuples(st.integers(0, 6), st.integers(1, 4), st.integers(1, 3))
@@ -69,6 +69,28 @@ def test_counts_are_those_of_loops(data: st.DataObject, shape: Any, dtype: str, 
 def test_a_trace_that_contradicts_itself_is_refused(fields: dict[str, Any], says: str) -> None:
     with pytest.raises(BadTrace, match=says):
         count(trace(np.zeros((2, 3, 2), int), 8, **fields))
+
+
+def test_tokens_are_those_of_the_rows() -> None:
+    picks = np.zeros((2, 1, 1), int)
+    told = tokens_of(trace(picks, 8, tokens=np.array([7, 2**31 - 1], "<u4").tobytes()))
+    assert told is not None
+    assert told.tolist() == [7, 2**31 - 1]
+    assert tokens_of(trace(picks, 8)) is None
+
+
+@pytest.mark.parametrize(
+    ("tokens", "says"),
+    [
+        (np.array([111, 222, 333], "<u4").tobytes(), "12 bytes of tokens, and 2 rows of uint32 are 8"),
+        (b"\0" * 7, "7 bytes of tokens"),
+        (np.array([111, 2**31], "<u4").tobytes(), "tokens beyond 2147483647, which are no ids"),
+    ],
+)
+def test_other_tokens_than_the_rows_are_refused_and_not_told(tokens: bytes, says: str) -> None:
+    with pytest.raises(BadTrace, match=says) as caught:
+        tokens_of(trace(np.zeros((2, 1, 1), int), 8, tokens=tokens))
+    assert not {"111", "222", str(2**31)} & set(str(caught.value).replace(",", " ").split())
 
 
 def test_an_index_that_is_neither_an_expert_nor_none_is_refused() -> None:

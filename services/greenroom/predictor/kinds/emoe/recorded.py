@@ -15,6 +15,7 @@ import numpy.typing as npt
 from greenroom.core.errors import GreenroomError
 from greenroom.predictor.kinds.emoe.sequences import Sequences, sequences_of
 from greenroom.predictor.traces.counts import Picks, Shape
+from greenroom.replay.traces.meta_file import meta_beside
 from greenroom.replay.traces.routing_trace import RoutingTrace
 
 TASK_FIELDS = ("task", "task_type", "category")
@@ -56,7 +57,7 @@ def read_recorded(path: Path, meta: Path | None = None) -> Recorded:
     TraceError, BadMeta.
     """
     trace = RoutingTrace.load(path)
-    beside = path.with_suffix(".meta.jsonl")
+    beside = meta_beside(path)
     if meta is None and trace.task is None and beside.exists():
         meta = beside
     if meta is not None:
