@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -54,7 +55,7 @@ def test_one_by_one_is_the_same_as_all_rows_at_once_in_pieces_of_any_size() -> N
     np.testing.assert_allclose(found, whole, rtol=1e-4, atol=1e-6)
     in_pieces = begun(1)
     bounds = [0, 3, 4, 17, 25, 26, 40]
-    found = np.concatenate([asked(in_pieces, of_text(1, a, b)) for a, b in zip(bounds, bounds[1:], strict=False)])
+    found = np.concatenate([asked(in_pieces, of_text(1, a, b)) for a, b in itertools.pairwise(bounds)])
     np.testing.assert_allclose(found, whole, rtol=1e-4, atol=1e-6)
 
 
@@ -233,7 +234,7 @@ def test_another_form_and_another_models_file_are_refused() -> None:
     )  # fmt: skip
     with pytest.raises(InvalidConfig, match="form"):
         T5Paths(tables)
-    with pytest.raises(InvalidConfig, match="shape|head"):
+    with pytest.raises(InvalidConfig, match=r"shape|head"):
         file_with(dict(FILE.tensors), experts_per_layer=(4, 4))
 
 

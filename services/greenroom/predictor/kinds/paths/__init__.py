@@ -1,0 +1,1 @@
+"""What foretells routing paths from tokens, made of recorded routing (ExpertFlow, section 3.1)."""

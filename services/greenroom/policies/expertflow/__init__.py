@@ -1,0 +1,1 @@
+"""ExpertFlow: routing paths foretold from tokens, and what is done with them."""
