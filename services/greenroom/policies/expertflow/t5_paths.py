@@ -77,7 +77,7 @@ class T5Paths(TokenPaths):
             slots = np.array([self._slot(int(sequences[one[0]])) for one in together], dtype=np.intp)
             places = np.array(together, dtype=np.intp)
             found[places] = self._decode(slots, positions[places], rows[places])
-        np.nan_to_num(found, copy=False, nan=0.0)
+        found[np.isnan(found)] = 0
         return found
 
     def _together(self, sequences: Ids) -> Iterator[list[NDArray[np.intp]]]:

@@ -35,9 +35,9 @@ Progress = Callable[[float], object]
 class T5Options:
     """``batch``, ``learning_rate`` and ``weight_decay`` are the paper's. Sequences are cut into pieces of ``piece``
     tokens, elsewhere in each epoch; a batch has ``batch`` of them. ``unknown``: this share of the tokens is learnt from
-    as if it were not known. ``believed_after``: see ``counted_start``. ``held_out``: the share of the sequences that
-    are not learnt from, the last ones. ``seconds``: in which it is to be done; the rate of learning has then fallen to
-    0, whatever was seen.
+    as if it were not known, and ``unprompted`` of the pieces as if their prompt were not. ``believed_after``: see
+    ``counted_start``. ``held_out``: the share of the sequences that are not learnt from, the last ones. ``seconds``: in
+    which it is to be done; the rate of learning has then fallen to 0, whatever was seen.
     """
 
     shape: T5Shape = field(default_factory=T5Shape)
@@ -48,6 +48,7 @@ class T5Options:
     weight_decay: float = 0.01
     dropout: float = 0.1
     unknown: float = 0.1
+    unprompted: float = 0.5
     believed_after: float = 4.0
     held_out: float = 0.1
     seed: int = 0
@@ -131,7 +132,7 @@ def _learn(
         for number, pieces in enumerate(batches):
             for group in optimiser.param_groups:
                 group["lr"] = options.learning_rate * (1 + math.cos(math.pi * done)) / 2
-            _step(network, optimiser, samples.batch(pieces), options.unknown)
+            _step(network, optimiser, _hidden(samples.batch(pieces), options))
             done = schedule.share((epoch + (number + 1) / len(batches)) / options.epochs)
             on_progress(done)
             if done >= 1:
@@ -149,13 +150,22 @@ def _batches(pieces: list[Piece], size: int, random: np.random.Generator) -> Ite
         yield [pieces[place] for place in order[start : start + size]]
 
 
-def _step(network: T5PathNetwork, optimiser: torch.optim.Optimizer, batch: Batch, unknown: float) -> None:
+def _hidden(batch: Batch, options: T5Options) -> Batch:
+    """The same, with tokens and prompts that are not known."""
     prompts, tokens, picked = batch
-    real = tokens != 0
-    hidden = real & (torch.rand(tokens.shape) < unknown)
-    logits = network(prompts, torch.where(hidden, UNKNOWN, tokens))[real]
+    unprompted = torch.rand(len(prompts), 1) < options.unprompted
+    prompts, tokens = (
+        torch.where((one != 0) & (torch.rand(one.shape) < options.unknown), UNKNOWN, one) for one in (prompts, tokens)
+    )
+    filled = (torch.arange(prompts.shape[1]) == 0).long() * UNKNOWN
+    return Batch(torch.where(unprompted, filled, prompts), tokens, picked)
+
+
+def _step(network: T5PathNetwork, optimiser: torch.optim.Optimizer, batch: Batch) -> None:
+    real = batch.tokens != 0
+    logits = network(batch.prompts, batch.tokens)[real]
     # A sum over layers, as Eq. 3 has it, is the same but for a factor, which Adam does not feel.
-    loss = nn.functional.binary_cross_entropy_with_logits(logits, picked[real])
+    loss = nn.functional.binary_cross_entropy_with_logits(logits, batch.picked[real])
     optimiser.zero_grad()
     loss.backward()  # type: ignore[no-untyped-call]
     nn.utils.clip_grad_norm_(network.parameters(), 1.0)

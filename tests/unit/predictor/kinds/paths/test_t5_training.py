@@ -23,7 +23,7 @@ from tests.random_t5 import SMALL, random_t5
 LAYERS, EXPERTS, TOKENS, LENGTH = 3, 6, 9, 24
 TINY = T5Shape(width=32, inner=32, heads=2, key=16, encoder_layers=1, decoder_layers=1, window=6, prompt=8)
 QUICK = T5Options(
-    shape=TINY, epochs=8, piece=12, learning_rate=5e-3, dropout=0.0, unknown=0.0, held_out=0.2, seed=1
+    shape=TINY, epochs=8, piece=12, learning_rate=5e-3, dropout=0.0, unknown=0.0, unprompted=0.0, held_out=0.2, seed=1
 )  # fmt: skip
 
 
@@ -81,7 +81,7 @@ def recalls(made: PathsFile, *, window: int | None = None, with_prompts: bool = 
 def test_the_token_the_one_before_and_the_prompt_are_learnt(made: PathsFile) -> None:
     token, before, prompt = recalls(made)
     assert token > 0.99
-    assert before > 0.95
+    assert before > 0.9
     assert made.report["held_out_recall"] > (made.report["recall_by_epoch"][0] + 0.05)
     assert made.vocabulary == 100 + 3 * (TOKENS - 1) + 1
     assert made.tensors["tokens"].tolist() == [100 + 3 * token for token in range(TOKENS)]
@@ -100,7 +100,7 @@ def test_without_context_only_the_token_and_without_a_prompt_only_the_context_ar
 def test_the_same_seed_gives_the_same_and_leaves_torchs_own_chance_alone(
     told: tuple[RoutingTrace, list[NDArray[np.int64]]],
 ) -> None:
-    short = replace(QUICK, epochs=1, dropout=0.1, unknown=0.1)
+    short = replace(QUICK, epochs=1, dropout=0.1, unknown=0.1, unprompted=0.5)
     torch.manual_seed(5)
     drawn_alone = torch.rand(1)
     torch.manual_seed(5)
