@@ -16,7 +16,7 @@ from greenroom.policies.base.events import Artifact
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy
 from greenroom.policies.base.picks_predictor import PicksPredictor
-from greenroom.policies.duoserve.path_weights import PATH
+from greenroom.policies.foresight.path_weights import PATH
 from greenroom.policies.moe_infinity.eamc import EAMC, MATRICES
 from greenroom.policies.registry import EXPERT_POLICIES, create_policy, spelt
 
@@ -36,8 +36,9 @@ def path_arrays(catalogue: Catalogue, *, window: int = 2, seed: int = 0) -> Mapp
 
 
 LITERAL = "duoserve:literal=true"
-EVERY_POLICY = sorted([*EXPERT_POLICIES, LITERAL])
-"""Each in the form that differs most: DuoServe-MoE's own too."""
+LITERAL_FLOW = "expertflow:literal=true"
+EVERY_POLICY = sorted([*EXPERT_POLICIES, LITERAL, LITERAL_FLOW])
+"""Each in the form that differs most: DuoServe-MoE's and ExpertFlow's as printed too."""
 
 
 def mlp_file(

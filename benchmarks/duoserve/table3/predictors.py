@@ -12,7 +12,7 @@ from benchmarks.duoserve.split_routing import World
 from greenroom.core.artifacts.path_file import LAYERS_AHEAD, PathFile
 from greenroom.core.artifacts.reuse_file import ReuseFile
 from greenroom.policies.base.artifacts import artifact_of
-from greenroom.policies.duoserve.path_weights import PathLogits, PathWeights
+from greenroom.policies.foresight.path_weights import PathLogits, PathWeights
 from greenroom.predictor.kinds.expert_mlp.network import ExpertMlpPredictor
 from greenroom.predictor.kinds.expert_mlp.shares import ExpertShares, many_hot
 from greenroom.predictor.kinds.path.fit import sequence_logits

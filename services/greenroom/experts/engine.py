@@ -90,6 +90,10 @@ def catalogue_of(manifest: PackManifest, pool: str = "model", *, decoder_start: 
     )
 
 
+def _phases(prefill: NDArray[np.bool_]) -> NDArray[np.uint8]:
+    return np.where(prefill, Phase.PREFILL, Phase.DECODE).astype(np.uint8)
+
+
 _LAYER_EVENTS = frozenset({"on_layer_routed", "on_experts_done", "on_layer_done"})
 
 _PRELOAD_QUEUED = 64  # enough for any link, and few enough to search each time an expert lands
@@ -192,7 +196,19 @@ class ExpertEngine:
     ) -> AbstractContextManager[None]:
         """One forward. ``sequences[T]``: which sequence each row belongs to; ``prefill[T]``: its phase; ``tokens[T]``
         and ``paths[T, N]``: see Step."""
-        return self.step_of(sequences, np.where(prefill, Phase.PREFILL, Phase.DECODE).astype(np.uint8), tokens, paths)
+        return self.step_of(sequences, _phases(prefill), tokens, paths)
+
+    def step_planned(
+        self,
+        sequences: NDArray[np.int64],
+        prefill: NDArray[np.bool_],
+        tokens: NDArray[np.int64] | None = None,
+        paths: NDArray[np.float32] | None = None,
+    ) -> None:
+        """Tell the policy of the forward after the one that is about to start. Arguments as of ``step``."""
+        if "on_step_planned" in self.policy.hooks:
+            number = self._steps + 2
+            self.policy.on_step_planned(Step(self.catalogue.pool, number, sequences, _phases(prefill), tokens, paths))
 
     @contextmanager
     def step_of(

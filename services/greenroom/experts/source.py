@@ -60,6 +60,23 @@ class ExpertSource(Protocol):
 
 
 @runtime_checkable
+class HearsPlans(Protocol):
+    """A source that is told of the forward after the one that is about to start."""
+
+    def step_planned(
+        self,
+        sequences: NDArray[np.int64],
+        prefill: NDArray[np.bool_],
+        tokens: NDArray[np.int64] | None = None,
+        paths: NDArray[np.float32] | None = None,
+    ) -> None:
+        """Arguments as of ``ExpertSource.step``. Called before the ``step`` that it follows. It may come with fewer
+        rows, or never.
+        """
+        ...
+
+
+@runtime_checkable
 class PredictsFor(Protocol):
     """A source whose policy asks for predictions. A provider takes its requests and answers them.
 

@@ -23,6 +23,8 @@ from greenroom.policies.duoserve.policy import DuoServe
 from greenroom.policies.emoe.policy import Emoe
 from greenroom.policies.emoe.popularity import Popularity
 from greenroom.policies.emoe.scheduling import EmoeLiteralPlacement, EmoePlacement
+from greenroom.policies.expertflow.literal import LiteralExpertFlow
+from greenroom.policies.expertflow.policy import ExpertFlow
 from greenroom.policies.moe_infinity.policy import MoeInfinity
 from greenroom.policies.placement.edf import EdfPlacement
 from greenroom.policies.placement.fcfs import FcfsPlacement
@@ -35,6 +37,7 @@ from greenroom.policies.replacement.decayed_frequency import Decayed
 from greenroom.policies.replacement.fifo import Fifo
 from greenroom.policies.replacement.lfu import Lfu, LfuReset
 from greenroom.policies.replacement.lru import Lru
+from greenroom.policies.replacement.lru_per_layer import LruPerLayer
 from greenroom.policies.replacement.neighbour_aware import NeighbourAware
 from greenroom.policies.replacement.next_use import NextUse
 from greenroom.policies.replacement.static import Static
@@ -46,11 +49,13 @@ EXPERT_POLICIES: dict[str, type[ExpertPolicy]] = {
     "decayed": Decayed,
     "duoserve": DuoServe,
     "emoe": Emoe,
+    "expertflow": ExpertFlow,
     "fifo": Fifo,
     "lfu": Lfu,
     "lfu-reset": LfuReset,
     "look-ahead": LookAhead,
     "lru": Lru,
+    "lru-per-layer": LruPerLayer,
     "moe-infinity": MoeInfinity,
     "neighbour-aware": NeighbourAware,
     "next-layer": NextLayer,
@@ -62,7 +67,10 @@ EXPERT_POLICIES: dict[str, type[ExpertPolicy]] = {
     "top-k": TopK,
     "traced-top-k": TracedTopK,
 }
-VARIANTS: dict[str, tuple[str, type[ExpertPolicy]]] = {"duoserve": ("literal", LiteralDuoServe)}
+VARIANTS: dict[str, tuple[str, type[ExpertPolicy]]] = {
+    "duoserve": ("literal", LiteralDuoServe),
+    "expertflow": ("literal", LiteralExpertFlow),
+}
 """By policy: an option that, where it is true, chooses another class in its place."""
 SPELLINGS: dict[str, type[ExpertPolicy]] = EXPERT_POLICIES | {
     f"{name}:{switch}=true": variant for name, (switch, variant) in VARIANTS.items()

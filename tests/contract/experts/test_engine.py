@@ -15,7 +15,7 @@ from greenroom.core.errors import BudgetTooSmall, TransferFailed
 from greenroom.experts.bookkeeping.ledger import State
 from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
 from greenroom.policies.base.array_types import Mask
-from greenroom.policies.base.events import Step
+from greenroom.policies.base.events import Phase, Step
 from greenroom.policies.replacement.lru import Lru
 from tests.contract.experts.engines import (
     EXPERTS,
@@ -238,3 +238,37 @@ def test_nothing_missing_takes_no_time(closing: list[ExpertEngine]) -> None:
     closing.append(engine)
     engine.preload(range(SIZE))
     assert engine.missing_seconds(None) == 0.0
+
+
+def test_the_policy_hears_of_the_step_after_the_next_one_and_of_its_number() -> None:
+    told: list[tuple[str, Step]] = []
+
+    class Hears(Lru):
+        def on_step_planned(self, step: Step) -> None:
+            told.append(("planned", step))
+
+        def on_step_started(self, step: Step) -> None:
+            told.append(("started", step))
+
+    catalogue = catalogue_of(MANIFEST)
+    engine = ExpertEngine(FakeStore(MANIFEST), catalogue, Hears(catalogue), EngineConfig(device_slots=TOP_K))
+    paths = np.full((1, SIZE), 0.25, dtype=np.float32)
+    rows, later = np.array([3, 4]), np.array([5])
+    try:
+        engine.step_planned(later, later > 5, np.array([70]), paths)
+        with engine.step(rows, rows > 3):
+            pass
+        with engine.step(later, later > 5):
+            pass
+    finally:
+        engine.close()
+
+    assert [(what, step.number, step.row_sequences.tolist()) for what, step in told] == [
+        ("planned", 2, [5]),
+        ("started", 1, [3, 4]),
+        ("started", 2, [5]),
+    ]
+    planned = told[0][1]
+    assert planned.row_tokens is not None
+    assert (planned.row_tokens.tolist(), planned.row_phases.tolist()) == ([70], [Phase.DECODE])
+    assert planned.row_paths is paths

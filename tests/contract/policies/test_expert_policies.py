@@ -35,8 +35,8 @@ from greenroom.policies.base.events import (
 )
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy, Prefetch, Target
-from greenroom.policies.duoserve.path_weights import PATH
 from greenroom.policies.emoe.popularity import POPULARITY
+from greenroom.policies.foresight.path_weights import PATH
 from greenroom.policies.moe_infinity.eamc import EAMC, MATRICES
 from greenroom.policies.registry import EXPERT_POLICIES, create_policy
 from greenroom.policies.replacement.lru import Lru
@@ -89,10 +89,27 @@ class World:
     def new_step(self, a: int, b: int, c: int) -> None:
         self.steps += 1
         rows = keys_of(sorted({a % 4, b % 4, c % 4}))
-        self.step = Step(self.catalogue.pool, self.steps, rows, np.full(len(rows), c % 2, dtype=np.uint8))
+        phases = np.full(len(rows), c % 2, dtype=np.uint8)
+        self.step = Step(self.catalogue.pool, self.steps, rows, phases, row_paths=self._paths(len(rows), a, b))
+        if a % 2:
+            planned = keys_of(sorted({b % 4, 4 + c % 4}))
+            phases = np.full(len(planned), b % 2, dtype=np.uint8)
+            tokens = np.full(len(planned), a, dtype=np.int64) if c % 2 else None
+            paths = self._paths(len(planned), b, a)
+            self.policy.on_step_planned(Step(self.catalogue.pool, self.steps + 1, planned, phases, tokens, paths))
         self.policy.on_step_started(self.step)
         for predictor in self.policy.predictors:
             predictor.on_step_started(self.step)
+
+    def _paths(self, rows: int, a: int, b: int) -> np.ndarray | None:
+        """Of three steps one has none, and one a chance that is no number."""
+        if a % 3 == 0:
+            return None
+        paths = np.random.default_rng((a, b)).random((rows, self.catalogue.size), dtype=np.float32) ** 3
+        if a % 3 == 1:
+            paths[0, b % self.catalogue.size] = np.nan
+        paths.setflags(write=False)
+        return paths
 
     def layer(self, a: int, b: int, c: int) -> None:
         """A whole layer: entered, routed, its misses fetched, computed, done."""

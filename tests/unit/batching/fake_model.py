@@ -49,6 +49,8 @@ class FakeModel:
         self.entered = threading.Event()
         self.forwards: list[list[tuple[int, int]]] = []
         """Of every forward its (sequence, rows), failed ones too."""
+        self.plans: list[tuple[int, list[tuple[int, list[int]]]]] = []
+        """Of every forward told ahead: how many had run by then, and its (sequence, tokens)."""
 
     def as_ragged(self) -> RaggedModel:
         return cast(RaggedModel, self)
@@ -70,6 +72,9 @@ class FakeModel:
                 assert seen[0] == seen[1], "layers disagree about what was said"
                 logits.append(next_logits(seen[0]))
         return torch.stack(logits) if logits else torch.empty(0, VOCABULARY)
+
+    def plan(self, chunks: Sequence[Chunk], paths: object = None) -> None:
+        self.plans.append((len(self.forwards), [(chunk.sequence, list(chunk.tokens)) for chunk in chunks]))
 
     def _write(self, layer: int, chunk: Chunk) -> None:
         rows = torch.tensor(list(chunk.tokens), dtype=torch.float32).view(1, 1, -1, 1)

@@ -17,6 +17,7 @@ from greenroom.moe.batch.batch_engine import AuditError, BatchEngine
 from greenroom.policies.base.events import SequenceEnd, SequenceInfo
 from greenroom.policies.batching.batch_policy import BatchDecision, BatchPolicy, BatchState, StepPlan
 from greenroom.policies.batching.fcfs import FcfsBatching
+from greenroom.policies.batching.phases import PhasesBatching
 from tests.contract.batching.harness import Answer, Driver, request
 from tests.unit.batching.fake_model import LAYOUT, FakeModel, continuation, next_logits, poisoned
 from tests.unit.batching.recorder import Recorder
@@ -427,3 +428,32 @@ def test_the_audit_finds_what_is_wrong() -> None:
 def test_the_fake_model_is_worth_testing_with() -> None:
     assert len({continuation((i, 5), 6) for i in range(20)}) == 20
     assert len(set(next_logits((1, 2)).tolist())) > 50
+
+
+# -- forwards planned together -----------------------------------------------------------------------------------
+
+
+def test_the_model_is_told_of_the_forward_after_the_one_that_is_about_to_start() -> None:
+    model = FakeModel()
+    d = driver(model, policy=PhasesBatching(apart=True), tokens_per_step=8)
+    d.add(request("a", (5, 6), 8))
+    d.step()
+    assert model.plans == [], "a forward alone has none after it"
+    d.add(request("b", (7, 8, 9), 8))
+    d.step()
+    assert model.forwards == [[(0, 2)], [(1, 3)], [(0, 1)]]
+    assert model.plans == [(1, [(0, list(continuation((5, 6), 1)))])], "before the prompt's own forward"
+
+
+def test_a_model_that_can_not_take_a_plan_costs_no_token() -> None:
+    class Deaf(FakeModel):
+        def plan(self, chunks: Sequence[Chunk], paths: object = None) -> None:
+            raise RuntimeError("no")
+
+    d = driver(Deaf(), policy=PhasesBatching(apart=True), tokens_per_step=8)
+    first = d.add(request("a", (5, 6), 8))
+    d.step()
+    second = d.add(request("b", (7, 8, 9), 8))
+    d.run()
+    assert (first.ids, second.ids) == (continuation((5, 6), 8), continuation((7, 8, 9), 8))
+    assert d.engine.stats.observer_failures == 1

@@ -17,6 +17,7 @@ from greenroom.policies.replacement.lru import Lru
 from greenroom.replay import RoutingTrace, TraceStep
 from greenroom.replay.hit_rates import replay
 from greenroom.replay.simulation.simulated_hardware import LinkProfile, parse_seconds
+from greenroom.replay.simulation.simulated_predictions import TracePredictions
 from greenroom.replay.simulation.timed_replay import (
     ComputeProfile,
     PhaseResult,
@@ -24,7 +25,6 @@ from greenroom.replay.simulation.timed_replay import (
     TimedEngine,
     TimedReplay,
     TimedResult,
-    TracePredictions,
 )
 from tests.contract.prepared_policies import mlp_file, prepared_predictors
 from tests.unit.replay.traces import trace_of

@@ -22,9 +22,12 @@ POLICY_ARTIFACTS: Final = {
     "expert_mlp": PolicyArtifact(
         "duoserve:literal=true", "greenroom expert-mlp fit", "duoserve:literal=true is refused", refused=True
     ),
-    "path": PolicyArtifact("duoserve", "greenroom path fit", "duoserve predicts as reuse does"),
+    "path": PolicyArtifact(
+        "duoserve or expertflow", "greenroom path fit", "a token's earlier layers say nothing of its later ones"
+    ),
+    "paths": PolicyArtifact("expertflow or expertflow:literal=true", "greenroom paths fit", "expertflow foretells nothing from tokens"),
     "reuse": PolicyArtifact(
-        "reuse or duoserve", "greenroom reuse fit", "reuse predicts by another model's coefficients"
+        "reuse or duoserve or expertflow", "greenroom reuse fit", "reuse predicts by another model's coefficients"
     ),
 }
 """By kind, as in ``ARTIFACT_FILES``."""

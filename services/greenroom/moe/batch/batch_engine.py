@@ -165,8 +165,10 @@ class BatchEngine:
         Raises ModelBroken, which ends no single request, if a mover has died or the device is lost.
         """
         plans = self._schedule()
-        for plan in plans:
+        for plan, following in itertools.zip_longest(plans, plans[1:]):
             stats = self.stats
+            if following is not None:
+                self._tell_plan(following, plan)
             isolated, prefill, decode = stats.isolated_steps, stats.prefill_rows, stats.decode_rows
             self._meter.begin()
             started = self._clock()
@@ -258,6 +260,14 @@ class BatchEngine:
             except Exception as error:
                 self._fail(pair[0], error)
         return due
+
+    def _tell_plan(self, following: StepPlan, plan: StepPlan) -> None:
+        """Tell the model of the forward that follows the one of ``plan``, which is about to run."""
+        ahead = {rows.sequence: rows.tokens for rows in plan.rows}
+        pairs = [(self.running[rows.sequence], rows) for rows in following.rows if rows.sequence in self.running]
+        chunks = [_chunk(sequence, rows, ahead.get(sequence.number, 0)) for sequence, rows in pairs]
+        with self._observed():
+            self.model.plan([chunk for chunk in chunks if chunk.tokens])
 
     def _forward(self, pairs: list[tuple[Sequence, Rows]]) -> _Due:
         chunks = [_chunk(sequence, rows) for sequence, rows in pairs]
@@ -368,14 +378,16 @@ class BatchEngine:
 _Due = tuple[list[Sequence], torch.Tensor]
 
 
-def _chunk(sequence: Sequence, rows: Rows) -> Chunk:
+def _chunk(sequence: Sequence, rows: Rows, ahead: int = 0) -> Chunk:
+    """``ahead``: rows of the sequence that run before these."""
     kv = sequence.kv
     if kv is None:
         raise ValueError(f"sequence {sequence.number} has a row in the step and no KV")
-    stop = kv.length + rows.tokens
+    start = kv.length + ahead
+    stop = start + rows.tokens
     return Chunk(
         sequence.number,
-        sequence.tokens[kv.length : stop],
+        sequence.tokens[start:stop],
         kv,
         prefill=rows.phase is Phase.PREFILL,
         wants_logits=stop == len(sequence.tokens),

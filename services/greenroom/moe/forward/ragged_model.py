@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from greenroom.experts.source import ExpertSource
+from greenroom.experts.source import ExpertSource, HearsPlans
 from greenroom.moe.attention.kv_cache import KVLayout
 from greenroom.moe.attention.ragged_attention import Chunk
 from greenroom.moe.forward.ragged_forward import RaggedForward
@@ -54,13 +54,21 @@ class RaggedModel(RaggedForward):
         with self._source_step(chunks, paths):
             return super().forward(chunks)
 
-    def _source_step(
-        self, chunks: Sequence[Chunk], paths: NDArray[np.float32] | None
-    ) -> AbstractContextManager[None]:
+    def plan(self, chunks: Sequence[Chunk], paths: NDArray[np.float32] | None = None) -> None:
+        """Tell the source of the forward after the next one. Arguments as of ``forward``."""
+        if isinstance(self.source, HearsPlans):
+            self.source.step_planned(*_rows_of(chunks), paths)
+
+    def _source_step(self, chunks: Sequence[Chunk], paths: NDArray[np.float32] | None) -> AbstractContextManager[None]:
         if self.source is None:
             return contextlib.nullcontext()
-        lengths = [len(chunk.tokens) for chunk in chunks]
-        sequences = np.repeat(np.array([chunk.sequence for chunk in chunks], dtype=np.int64), lengths)
-        prefill = np.repeat(np.array([chunk.prefill for chunk in chunks], dtype=np.bool_), lengths)
-        tokens = np.array([token for chunk in chunks for token in chunk.tokens], dtype=np.int64)
-        return self.source.step(sequences, prefill, tokens, paths)
+        return self.source.step(*_rows_of(chunks), paths)
+
+
+def _rows_of(chunks: Sequence[Chunk]) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.int64]]:
+    """By row: its sequence, whether it is a prompt's, its token."""
+    lengths = [len(chunk.tokens) for chunk in chunks]
+    sequences = np.repeat(np.array([chunk.sequence for chunk in chunks], dtype=np.int64), lengths)
+    prefill = np.repeat(np.array([chunk.prefill for chunk in chunks], dtype=np.bool_), lengths)
+    tokens = np.array([token for chunk in chunks for token in chunk.tokens], dtype=np.int64)
+    return sequences, prefill, tokens

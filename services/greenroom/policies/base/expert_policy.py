@@ -10,7 +10,8 @@ fail for anything that the other side did.
 overrides. The engine looks once, when it is made, and calls no others. In order:
 
     sequence   on_sequence_queued, on_sequence_started, on_sequence_ended (then ``report``)
-    step       on_step_started(step)
+    step       on_step_planned(step)                  the forward after the one that is about to start, if there is one
+               on_step_started(step)
     layer      on_layer_entered(step, layer)          before its attention
                row_mask(step, layer, resident)        pull, before its router; only if overridden
                on_layer_routed(routing)               before its experts run
@@ -169,6 +170,14 @@ class ExpertPolicy(ServiceInterface, ABC):
         """The request has left. It may never have started."""
 
     # -- steps and their layers, in this order ------------------------------------------------------------------------
+
+    def on_step_planned(self, step: Step) -> None:
+        """The batch policy planned several forwards together, and this one follows the one that is about to start.
+
+        Called before that one's ``on_step_started``, so that what is wanted crosses the border of steps (ExpertFlow,
+        section 4.2). ``step``: its rows, tokens and paths as they are planned; its number if nothing fails. The plan
+        holds for one step. If sequences end meanwhile, the planned step comes with fewer rows or not at all.
+        """
 
     def on_step_started(self, step: Step) -> None:
         """A forward begins."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from greenroom.policies.base.array_types import Keys
+from greenroom.policies.base.array_types import Ids, Keys, Scores
 from greenroom.policies.base.events import Artifact
 
 
@@ -41,6 +41,14 @@ class ServiceInterface:
         A type that is missing is unknown. May be called from another thread than the pool's.
         """
         return {}
+
+    def past_logits(self, sequences: Ids) -> Scores | None:
+        """``[S, N]``: the logit of the chance that each sequence's next token uses each expert, by what the sequence has
+        used so far. NaN for a sequence that has not used any. None: the policy keeps no such thing.
+
+        Changes nothing. What foretells paths from tokens takes it for the past, so that it is tracked once.
+        """
+        return None
 
     def report(self, sequence: int) -> Mapping[str, float]:
         """Figures about a sequence that has just ended, such as its prefetch recall. They go into its routing trace.

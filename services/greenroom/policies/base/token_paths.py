@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+import numpy as np
+from numpy.typing import NDArray
+
 from greenroom.policies.base.array_types import Ids, Scores
 
 
@@ -26,6 +29,11 @@ class TokenPaths(ABC):
         ``positions[T]``: each token's place in its sequence. Rows of one sequence rise, and are asked for in the order
         of the sequence. A row that is asked for again, since its forward failed, gets the same answer where nothing
         else was learnt since.
+        """
+
+    def picked(self, sequences: Ids, positions: Ids, picks: NDArray[np.integer]) -> None:  # noqa: B027 - some need none
+        """Rows that were asked for have run: ``picks[T, layers, k]``, expert indices within the layer, one at or above the
+        layer's number of experts being none. Optional: who foretells by them does without where they are not told.
         """
 
     @abstractmethod

@@ -1,1 +1,1 @@
-"""ExpertFlow: routing paths foretold from tokens, and what is done with them."""
+"""ExpertFlow: routing paths foretold from tokens (policy.py), and rows grouped by them."""

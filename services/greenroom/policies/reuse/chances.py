@@ -152,6 +152,14 @@ class ReuseChances:
             chances[new, self.catalogue.spans[layer]] = self._chances(layer, rows[new])
         return logit(chances)
 
+    def past_logits(self, sequences: Ids) -> Array:
+        """``[S, N]``: the same for sequences that have been routed, and NaN for others. Changes nothing."""
+        found: Array = np.full((len(sequences), self.catalogue.size), np.nan, dtype=np.float32)
+        known = np.array([one in self._rows for one in sequences.tolist()], dtype=np.bool_)
+        if known.any():
+            found[known] = self.logits(sequences[known])
+        return found
+
     def end(self, sequence: int) -> None:
         """Forget an ended sequence."""
         row = self._rows.pop(sequence, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from greenroom.policies.base.array_types import Counts, Keys, Scores
+from greenroom.policies.base.array_types import Counts, Ids, Keys, Scores
 from greenroom.policies.base.events import Artifact, LayerRouting, SequenceEnd
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.ranking import RankingPolicy
@@ -50,6 +50,9 @@ class Reuse(LookAhead):
     def version(self) -> str:
         """The version of the coefficients in use."""
         return self.reuse.version
+
+    def past_logits(self, sequences: Ids) -> Scores:
+        return self.reuse.chances.past_logits(sequences)
 
     def on_artifact_swapped(self, artifact: Artifact) -> None:
         self.reuse.on_artifact_swapped(artifact)

@@ -19,20 +19,21 @@ from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
 from greenroom.experts.pack.direct_io import ReadSettings
 from greenroom.experts.pack.layout import PAGE_BYTES, PackLayer, PackManifest, RecordLayout, align
 from greenroom.experts.source import Arriving
+from greenroom.policies.base.array_types import Scores
 from greenroom.policies.base.events import (
     ROUTER,
     UNKNOWN_TASK,
     Artifact,
-    Prediction,
-    PredictionRequest,
     SequenceEnd,
     SequenceInfo,
 )
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy
 from greenroom.policies.base.picks_predictor import PicksPredictor
+from greenroom.policies.base.token_paths import TokenPaths
 from greenroom.replay.hit_rates import ReplayResult
 from greenroom.replay.simulation.simulated_hardware import LinkProfile, SimulatedHardware
+from greenroom.replay.simulation.simulated_predictions import GradedPredictions, TracePredictions
 from greenroom.replay.traces.routing_trace import RoutingTrace
 from greenroom.replay.traces.steps import TraceStep
 
@@ -133,42 +134,6 @@ class TimedResult:
         return self.seconds - self.stall_seconds
 
 
-class TracePredictions:
-    """Answers requests for the ``router``'s predictions from the trace itself, with a given ``recall``.
-
-    That share of each row's picks is predicted; in place of the others, wrong experts are.
-    """
-
-    def __init__(self, catalogue: Catalogue, recall: float, *, seed: int = 0) -> None:
-        if not 0 <= recall <= 1:
-            raise InvalidConfig("recall", recall, "a share from 0 to 1")
-        self._catalogue = catalogue
-        self._recall = recall
-        self._random = np.random.default_rng(seed)
-
-    def answer(self, request: PredictionRequest, picks: NDArray[np.integer]) -> Prediction:
-        """``picks[T, layers, k]``: the step's. The answer's values are ``[T, M]``, above 1/2 for a predicted pick."""
-        values = [self._layer(layer, picks[:, layer]) for layer in range(*request.layers)]
-        return Prediction(request, "trace", np.concatenate(values, axis=1).astype(np.float32))
-
-    def _layer(self, layer: int, picks: NDArray[np.integer]) -> NDArray[np.float64]:
-        experts = int(self._catalogue.experts_per_layer[layer])
-        known = self._random.random(picks.shape) < self._recall
-        values = self._random.random((len(picks), experts)) / 2
-        rows, places = np.nonzero(picks < experts)
-        own = picks[rows, places]
-        named = np.zeros(values.shape, dtype=np.bool_)
-        named[rows, own] = known[rows, places]
-        missed = np.bincount(rows, weights=~known[rows, places], minlength=len(picks)).astype(np.int64)
-        candidates = values.copy()
-        candidates[rows, own] = -1.0
-        # As many wrong experts as picks are missed: those of the highest values.
-        for row in missed.nonzero()[0]:
-            others = np.argsort(-candidates[row])[: missed[row]]
-            named[row, others[candidates[row, others] >= 0]] = True
-        return values + 0.5 * named
-
-
 class SimulatedStore:
     """A lowest tier of the traced model's shapes that reads nothing."""
 
@@ -200,12 +165,22 @@ def no_predictors(policy: ExpertPolicy) -> Sequence[PicksPredictor]:
     return ()
 
 
+MakesPaths = Callable[[ExpertPolicy, RoutingTrace], TokenPaths | None]
+"""See ``TimedReplay.paths``. A function of a module, so that processes can be handed it."""
+
+
+def no_paths(policy: ExpertPolicy, trace: RoutingTrace) -> TokenPaths | None:
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class TimedReplay:
     """What compared policies have in common: the model's shape, the machine, the budgets.
 
-    ``recall``: that of predictions (None: requests for predictions get no answer). ``predictors``: what the engine runs
-    beside the policy's own, made anew for each policy; they take no time.
+    ``recall``: that of predictions (None: requests for predictions get no answer). ``graded``: they are chances
+    (``GradedPredictions``), not names. ``predictors``: what the engine runs
+    beside the policy's own, made anew for each policy; they take no time. ``paths``: what foretells each step's rows
+    from their tokens, which takes no time either. It is asked only where tokens were recorded.
     """
 
     trace: RoutingTrace
@@ -217,7 +192,9 @@ class TimedReplay:
     host_slots: int = 0
     queue_ahead: int = EngineConfig(1).queue_ahead
     recall: float | None = None
+    graded: bool = False
     predictors: MakesPredictors = no_predictors
+    paths: MakesPaths = no_paths
 
     def catalogue(self) -> Catalogue:
         """The experts that a policy for it is made for."""
@@ -264,7 +241,9 @@ class TimedEngine:
         self.compute = setup.compute
         self._waits = waits
         self._tasks = setup.trace.task
-        self._predictions = None if setup.recall is None else TracePredictions(policy.catalogue, setup.recall)
+        answers = GradedPredictions if setup.graded else TracePredictions
+        self._predictions = None if setup.recall is None else answers(policy.catalogue, setup.recall)
+        self._paths = setup.paths(policy, setup.trace)
         self._hardware = SimulatedHardware(setup.disk, setup.upload, setup.reads)
         config = EngineConfig(
             device_slots=device_slots,
@@ -310,7 +289,7 @@ class TimedEngine:
             engine.sequence_started(info)
         picks = step.picks.astype(np.int64)
         before_experts = compute.layer_s + compute.layer_row_s * len(picks)
-        with engine.step_of(step.sequences, step.phases):
+        with engine.step_of(step.sequences, step.phases, step.tokens, self._foretold(step)):
             clock.advance(compute.step_s)
             for layer in self._layers_of(picks):
                 engine.layer_entered(layer)
@@ -325,6 +304,13 @@ class TimedEngine:
                     self._compute(landing, rows * compute.row_s + compute.expert_s)
         for sequence in step.ended:
             engine.sequence_ended(sequence, SequenceEnd.FINISHED)
+            if self._paths is not None:
+                self._paths.end(sequence)
+
+    def _foretold(self, step: TraceStep) -> Scores | None:
+        if self._paths is None or step.tokens is None or step.positions is None:
+            return None
+        return self._paths.chances(step.sequences, step.positions, step.tokens)
 
     @property
     def experts(self) -> ExpertEngine:

@@ -7,8 +7,8 @@ import pytest
 
 from greenroom.policies.base.events import ROUTER, Artifact, LayerRouting, Phase, Prediction, Step
 from greenroom.policies.base.expert_keys import Catalogue
-from greenroom.policies.duoserve.path_weights import PATH, PathLogits, PathWeights
 from greenroom.policies.duoserve.policy import DuoServe
+from greenroom.policies.foresight.path_weights import PATH, PathLogits, PathWeights
 from tests.contract.prepared_policies import path_arrays
 
 LAYERS, EXPERTS = 3, 4
@@ -169,12 +169,12 @@ def test_the_blends_learn_as_steps_go_by() -> None:
                 if request.kind == PATH and (answer := policy.predictors[0].answer(request)) is not None:
                     policy.on_prediction(answer)
     foreseen = {(layer, ahead) for layer in range(LAYERS) for ahead in (1, 2) if layer >= ahead}
-    assert set(policy._blends) == {(*each, (True, False)) for each in foreseen}, "no router has spoken"
+    assert set(policy._blends) == {(*each, (True, False, False)) for each in foreseen}, "no router has spoken"
     for layer, ahead in foreseen:
-        learnt = policy._blends[layer, ahead, (True, False)]
+        learnt = policy._blends[layer, ahead, (True, False, False)]
         assert learnt.weights[0] < 1, "picks are drawn: what the path is sure of is wrong"
         columns = policy._columns(layer - ahead, layer, layer + 1)
-        used = policy._blended[True, False][:, columns]
+        used = policy._blended[True, False, False][:, columns]
         assert used[0].tolist() == np.full(EXPERTS, learnt.weights[0], dtype=np.float32).tolist()
         assert used[1].tolist() == learnt.bias.astype(np.float32).tolist()
 

@@ -1,1 +1,1 @@
-"""What foretells routing paths from tokens, made of recorded routing (ExpertFlow, section 3.1)."""
+"""The kind `paths`: tables by which routing paths are foretold from tokens."""

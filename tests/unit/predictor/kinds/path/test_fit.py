@@ -7,7 +7,7 @@ from greenroom.core.artifacts.path_file import PathFile
 from greenroom.core.artifacts.reuse_file import ReuseFile
 from greenroom.core.errors import InvalidConfig
 from greenroom.policies.base.events import Artifact
-from greenroom.policies.duoserve.path_weights import PATH, PathLogits, PathWeights
+from greenroom.policies.foresight.path_weights import PATH, PathLogits, PathWeights
 from greenroom.predictor.kinds.path.fit import FitOptions, fit
 from greenroom.predictor.kinds.reuse.fit import KEEP
 from greenroom.replay.traces.routing_trace import RoutingTrace

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from greenroom.policies.base.events import LayerRouting, Phase, Prediction, PredictionRequest, Step
 from greenroom.policies.base.picks_predictor import PicksPredictor
-from greenroom.policies.duoserve.path_weights import PATH, PathLogits, PathWeights
+from greenroom.policies.foresight.path_weights import PATH, PathLogits, PathWeights
 
 
 class PathPredictor(PicksPredictor):

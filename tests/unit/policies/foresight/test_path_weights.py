@@ -11,7 +11,7 @@ from greenroom.core.artifacts.path_file import LAYERS_AHEAD, PathFile, targets_o
 from greenroom.core.errors import InvalidConfig
 from greenroom.policies.base.events import Artifact
 from greenroom.policies.base.expert_keys import Catalogue
-from greenroom.policies.duoserve.path_weights import PATH, PathLogits, PathWeights
+from greenroom.policies.foresight.path_weights import PATH, PathLogits, PathWeights
 
 WIDTHS = (4, 6, 3, 5)
 LAYERS, SIZE = len(WIDTHS), sum(WIDTHS)

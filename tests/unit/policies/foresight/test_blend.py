@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenroom.policies.duoserve.blend import Blend, blended, missed
+from greenroom.policies.foresight.blend import Blend, blended, missed
 
 
 def told(rng: np.random.Generator, *gains: float) -> tuple[np.ndarray, list[np.ndarray]]:
