@@ -105,15 +105,10 @@ class T5Network:
         found: Array = states.reshape(*states.shape[:-1], self.shape.heads, self.shape.key)
         return np.swapaxes(found, -3, -2)
 
-    def chances(self, states: Array) -> Array:
-        """``[.., N]``: σ(z[l, e]) of all layers at once (Eq. 3) of the decoder's states."""
-        logits = normed(states, self.decoder_norm) @ self.head
-        logits += self.head_bias
-        np.negative(logits, out=logits)
-        np.clip(logits, -80, 80, out=logits)
-        np.exp(logits, out=logits)
-        logits += 1
-        found: Array = np.reciprocal(logits, out=logits)
+    def logits(self, states: Array) -> Array:
+        """``[.., N]``: z[l, e] of all layers at once (Eq. 3) of the decoder's states."""
+        found: Array = normed(states, self.decoder_norm) @ self.head
+        found += self.head_bias
         return found
 
     # -- weights ---------------------------------------------------------------------------------------------------

@@ -1,9 +1,9 @@
-"""Routing paths foretold by a small T5 (ExpertFlow, section 3.1)."""
+"""Routing paths from a small T5: ExpertFlow's predictor as printed (section 3.1)."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import numpy as np
@@ -14,11 +14,16 @@ from greenroom.core.artifacts.paths_forms.t5 import FIRST_TOKEN, T5, UNKNOWN, sh
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.units import MIB
 from greenroom.policies.base.array_types import Ids, Scores
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.token_paths import TokenPaths
 from greenroom.policies.expertflow.t5_cache import T5Cache
 from greenroom.policies.expertflow.t5_network import UNSEEN, Array, T5Network, attend, merged, normed
 
 CACHE_BYTES: Final = 64 * MIB
+Past = Callable[[Ids], Scores | None]
+"""``ExpertPolicy.past_logits``."""
+
+_LARGEST: Final = 80
 _MOST_PROMPTS: Final = 4096
 """Sequences whose prompts are remembered. More do not run at once."""
 
@@ -27,27 +32,42 @@ class T5Paths(TokenPaths):
     """The encoder reads a prompt once, when its sequence is first asked for; the decoder reads the rows' tokens.
 
     Each sequence has a cache of the window's keys and values. All caches are within ``cache_bytes``. A sequence that
-    lost its place to others goes on with its prompt, without its earlier tokens. ``window`` of the file is what it was
-    trained with; a smaller one may be asked for, and 1 is the paper's printed "sequence length 1 in decoding", without
-    context.
+    lost its place to others goes on with its prompt, without its earlier tokens. Where ``past`` tells what a sequence
+    has picked so far, and the file has weights for it, both are combined; where it is NaN, only tokens count.
     """
 
     def __init__(
-        self, file: PathsFile, *, version: str = "", cache_bytes: int = CACHE_BYTES, window: int | None = None
+        self,
+        file: PathsFile,
+        catalogue: Catalogue,
+        past: Past | None = None,
+        *,
+        vocabulary: int | None = None,
+        cache_bytes: int = CACHE_BYTES,
+        window: int | None = None,
     ) -> None:
-        """Raises InvalidConfig for a file of another form, or a window that is none."""
+        """``vocabulary``: how many token ids the model knows. ``window``: at most the one that the file was trained
+        with; 1 is the printed "sequence length 1 in decoding", without context.
+
+        Raises InvalidConfig for a file of another form, model or vocabulary, and for a window that is none.
+        """
         if file.form != T5:
             raise InvalidConfig("form", file.form, T5)
+        file.check_model(tuple(catalogue.experts_per_layer.tolist()), vocabulary)
         shape = shape_of(file.tensors)
         if window is not None and not 1 <= window <= shape.window:
             raise InvalidConfig("window", window, f"from 1 to {shape.window}, with which it was trained")
         shape = shape if window is None else shape._replace(window=window)
-        self.version = version
+        self.version = str(file.version)
         self._known = file.tensors["tokens"].astype(np.int64)
-        weights = {name: one for name, one in file.tensors.items() if name not in ("shape", "tokens")}
-        self._network = T5Network(shape, weights)
+        self._network = T5Network(shape, {name: file.tensors[name] for name in shape.weights(0, 0)})
         self._cache = T5Cache(shape, cache_bytes)
         self._prompts: OrderedDict[int, Ids] = OrderedDict()
+        self._past = past if "past.weights" in file.tensors else None
+        if self._past is not None:
+            self._popularity: Scores = file.tensors["past.popularity"]
+            self._bias: Scores = file.tensors["past.bias"]
+            self._weights: Scores = file.tensors["past.weights"][:, catalogue.layer_of]
 
     @property
     def nbytes(self) -> int:
@@ -77,8 +97,22 @@ class T5Paths(TokenPaths):
             slots = np.array([self._slot(int(sequences[one[0]])) for one in together], dtype=np.intp)
             places = np.array(together, dtype=np.intp)
             found[places] = self._decode(slots, positions[places], rows[places])
-        found[np.isnan(found)] = 0
-        return found
+        if self._past is not None:
+            self._add_past(found, sequences, rows == UNKNOWN)
+        return _chance(found)
+
+    def _add_past(self, logits: Scores, sequences: Ids, unknown: NDArray[np.bool_]) -> None:
+        distinct, of_row = np.unique(sequences, return_inverse=True)
+        past = None if self._past is None else self._past(distinct)
+        if past is None:
+            return
+        told = np.flatnonzero(~np.isnan(past).all(axis=1)[of_row])
+        known, weights = past[of_row[told]] - self._popularity, self._weights
+        known[np.isnan(known)] = 0
+        own = (logits[told] - self._popularity) * weights[0]
+        own += known * weights[1]
+        own[unknown[told]] += known[unknown[told]] * weights[2]
+        logits[told] = own + (self._popularity + self._bias)
 
     def _together(self, sequences: Ids) -> Iterator[list[NDArray[np.intp]]]:
         """Rows that are decoded at once: of sequences with one row each, or of one sequence, as its cache has room."""
@@ -114,7 +148,7 @@ class T5Paths(TokenPaths):
         return self._cache.take(sequence, network.cross_keys_values(network.encode(prompt)))
 
     def _decode(self, slots: NDArray[np.intp], positions: Ids, rows: Ids) -> Array:
-        """``[B, T, N]`` of rows ``[B, T]`` of the embedding."""
+        """Logits ``[B, T, N]`` of rows ``[B, T]`` of the embedding."""
         network, cache = self._network, self._cache
         places = cache.place(slots, positions)
         used, prompt = cache.used(positions), int(cache.prompt_lengths[slots].max())
@@ -140,7 +174,18 @@ class T5Paths(TokenPaths):
             keys, values = cache.prompt_keys[layer][kept][:, :prompt], cache.prompt_values[layer][kept][:, :prompt]
             states += merged(attend(query, network.heads(keys), network.heads(values), prompt_bias)) @ cross.out
             states = block.feed_forward(states)
-        return network.chances(states)
+        return network.logits(states)
+
+
+def _chance(logits: Scores) -> Scores:
+    """σ of each; one that is no number is no chance. Overwrites ``logits``."""
+    np.negative(logits, out=logits)
+    np.clip(logits, -_LARGEST, _LARGEST, out=logits)
+    np.exp(logits, out=logits)
+    logits += 1
+    np.reciprocal(logits, out=logits)
+    logits[np.isnan(logits)] = 0
+    return logits
 
 
 def _whole(slots: NDArray[np.intp]) -> NDArray[np.intp] | slice:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,12 @@ from greenroom.core.artifacts.paths_file import PathsFile
 from greenroom.core.artifacts.paths_forms.t5 import T5Shape
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.tensors import Damaged
+from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.expertflow.t5_paths import T5Paths
 from tests.random_t5 import SMALL, random_t5
 
 FILE = random_t5()
+CATALOGUE = Catalogue("random", experts_per_layer=[4, 3], top_k=[2, 2], expert_bytes=[1, 1])
 PROMPT = np.array([5, 9, 7, 30, 5])
 TEXT = np.random.default_rng(1).integers(0, 45, size=40)
 """Some of its tokens are not known."""
@@ -36,7 +39,7 @@ def of_text(sequence: int, begin: int, end: int, text: NDArray[np.integer] = TEX
 
 
 def begun(*sequences: int, **options: Any) -> T5Paths:
-    paths = T5Paths(FILE, **options)
+    paths = T5Paths(FILE, CATALOGUE, **options)
     for sequence in sequences:
         paths.begin(sequence, PROMPT[: 1 + sequence % len(PROMPT)])
     return paths
@@ -44,7 +47,7 @@ def begun(*sequences: int, **options: Any) -> T5Paths:
 
 def slots_of(count: int) -> int:
     """Bytes of the caches of so many sequences."""
-    return count * T5Paths(FILE, cache_bytes=1)._cache.nbytes
+    return count * T5Paths(FILE, CATALOGUE, cache_bytes=1)._cache.nbytes
 
 
 def test_one_by_one_is_the_same_as_all_rows_at_once_in_pieces_of_any_size() -> None:
@@ -154,7 +157,7 @@ def test_an_ended_sequence_leaves_nothing_and_its_place_is_taken_anew() -> None:
 
 
 def test_a_sequence_that_never_began_and_one_without_a_prompt_are_answered() -> None:
-    paths = T5Paths(FILE)
+    paths = T5Paths(FILE, CATALOGUE)
     unbegun = asked(paths, of_text(5, 0, 4))
     paths.begin(6, np.empty(0, dtype=np.int64))
     np.testing.assert_allclose(asked(paths, of_text(6, 0, 4)), unbegun, rtol=1e-4)
@@ -166,7 +169,7 @@ def test_tokens_that_are_not_known_are_all_alike() -> None:
     np.testing.assert_allclose(found[1], found[0], rtol=1e-5)
     np.testing.assert_allclose(found[2], found[0], rtol=1e-5)
     assert np.abs(found[3] - found[0]).max() > 1e-3
-    nothing = T5Paths(random_t5(tokens=range(0)))
+    nothing = T5Paths(random_t5(tokens=range(0)), CATALOGUE)
     assert np.isfinite(asked(nothing, [(1, 0, 3)])).all()
 
 
@@ -175,11 +178,54 @@ def test_what_overflows_counts_as_no_chance() -> None:
     tensors["head.weight"] = np.full_like(tensors["head.weight"], 6e4)
     for name in ("decoder.final_layer_norm.weight", "shared.weight"):
         tensors[name] = np.full_like(tensors[name], 6e4)
-    paths = T5Paths(file_with(tensors))
+    paths = T5Paths(file_with(tensors), CATALOGUE)
     assert np.isfinite(asked(paths, of_text(1, 0, 5))).all()
     paths._network.head_bias[2] = np.nan
     found = asked(paths, of_text(1, 5, 8))
     assert (found[:, 2] == 0).all()
+
+
+# -- with the past ---------------------------------------------------------------------------------------------------
+
+
+def with_past(**other: Any) -> PathsFile:
+    tensors = {
+        "past.popularity": np.full(7, -0.5, np.float32),
+        "past.bias": np.arange(7, dtype=np.float32) / 10,
+        "past.weights": np.array([[0.5, 1], [0.25, 2], [3, 0]], np.float32),
+    }
+    return file_with({**FILE.tensors, **tensors, **other})
+
+
+def logit(chance: NDArray[np.float32]) -> NDArray[np.float32]:
+    return np.log(chance / (1 - chance))
+
+
+def test_what_a_sequence_has_picked_is_weighed_with_what_its_tokens_say() -> None:
+    past = np.linspace(-2, 2, 7, dtype=np.float32)
+    paths = T5Paths(with_past(), CATALOGUE, lambda sequences: np.tile(past, (len(sequences), 1)))
+    rows = [(1, 0, 5), (1, 1, 1), (2, 0, 9)]
+    own = logit(asked(T5Paths(FILE, CATALOGUE), rows))
+    layer = np.array([0, 0, 0, 0, 1, 1, 1])
+    weight = np.array([[0.25, 2], [3.25, 2], [0.25, 2]])[:, layer]  # the second token is not known
+    expected = -0.5 + np.arange(7) / 10 + np.array([0.5, 1])[layer] * (own + 0.5) + weight * (past + 0.5)
+    np.testing.assert_allclose(logit(asked(paths, rows)), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_a_sequence_without_a_past_is_foretold_by_its_tokens_alone() -> None:
+    def past(sequences: NDArray[np.int64]) -> NDArray[np.float32]:
+        found = np.full((len(sequences), 7), np.nan, dtype=np.float32)
+        found[sequences == 2] = 1
+        found[sequences == 3] = [1, 1, 1, 1, np.nan, 1, 1]
+        return found
+
+    rows = [(3, 0, 5), (1, 0, 5), (2, 0, 5)]
+    found, own = asked(T5Paths(with_past(), CATALOGUE, past), rows), asked(T5Paths(FILE, CATALOGUE), rows)
+    np.testing.assert_allclose(found[1], own[1], rtol=1e-5)
+    assert np.abs(found[2] - own[2]).max() > 0.01
+    assert np.isfinite(found).all()
+    np.testing.assert_allclose(asked(T5Paths(with_past(), CATALOGUE, lambda _: None), rows), own, rtol=1e-5)
+    np.testing.assert_allclose(asked(T5Paths(FILE, CATALOGUE, past), rows), own, rtol=1e-5)
 
 
 # -- files -----------------------------------------------------------------------------------------------------------
@@ -191,11 +237,9 @@ def file_with(tensors: dict[str, Any], **fields: Any) -> PathsFile:
 
 
 def test_a_file_foretells_the_same_once_it_is_written_and_read() -> None:
-    again = PathsFile.parse(FILE.dump())
-    np.testing.assert_array_equal(
-        asked(T5Paths(again, version="7"), of_text(1, 0, 9)), asked(T5Paths(FILE), of_text(1, 0, 9))
-    )
-    assert T5Paths(again, version="7").version == "7"
+    again = T5Paths(PathsFile.parse(FILE.dump()), CATALOGUE)
+    np.testing.assert_array_equal(asked(again, of_text(1, 0, 9)), asked(T5Paths(FILE, CATALOGUE), of_text(1, 0, 9)))
+    assert again.version == "1"
     with pytest.raises(Damaged):
         PathsFile.parse(FILE.dump()[:-2])
 
@@ -216,6 +260,7 @@ def test_a_file_foretells_the_same_once_it_is_written_and_read() -> None:
         ("head.bias", np.zeros(7, np.float32), "float16"),
         ("head.bias", np.zeros(8, np.float16), r"\(7,\)"),
         ("head.bias", None, "head.bias"),
+        ("past.weights", np.zeros((3, 2), np.float32), "past.bias"),
         ("another", np.zeros(1, np.float16), "another"),
     ],
 )
@@ -228,12 +273,14 @@ def test_a_file_that_is_no_t5_is_refused(name: str, value: Any, said: str) -> No
 
 
 def test_another_form_and_another_models_file_are_refused() -> None:
-    tables = PathsFile(
-        model="", sequences=1, experts_per_layer=(4, 3), form="tables", vocabulary=9,
-        tensors={"bias": np.zeros(7, np.float32)},
-    )  # fmt: skip
+    tables: Any = SimpleNamespace(form="tables")
     with pytest.raises(InvalidConfig, match="form"):
-        T5Paths(tables)
+        T5Paths(tables, CATALOGUE)
+    with pytest.raises(InvalidConfig, match="this model"):
+        T5Paths(FILE, Catalogue("other", experts_per_layer=[4], top_k=[2], expert_bytes=[1]))
+    with pytest.raises(InvalidConfig, match="vocabulary"):
+        T5Paths(FILE, CATALOGUE, vocabulary=39)
+    assert T5Paths(FILE, CATALOGUE, vocabulary=40)
     with pytest.raises(InvalidConfig, match=r"shape|head"):
         file_with(dict(FILE.tensors), experts_per_layer=(4, 4))
 

@@ -87,8 +87,27 @@ def shape_of(tensors: Mapping[str, npt.NDArray[Any]]) -> T5Shape:
     return shape
 
 
+PAST_WEIGHTS: Final = 3
+"""Of the network's logit, of the past's, and of the past's once more where the token is not known."""
+
+
+def past_shapes(experts_per_layer: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    """The tensors that weigh the network against what a sequence has picked so far; a file has all or none.
+
+    logit = p + b + w[0] (z − p) + (w[1] + w[2] if the token is unknown) (r − p), with the network's logit z, the past's
+    r, the popularity's p, a weight w a layer and a bias b an expert.
+    """
+    size = sum(experts_per_layer)
+    return {
+        "past.popularity": (size,),
+        "past.bias": (size,),
+        "past.weights": (PAST_WEIGHTS, len(experts_per_layer)),
+    }
+
+
 def check_t5(tensors: Mapping[str, npt.NDArray[Any]], experts_per_layer: tuple[int, ...], vocabulary: int) -> None:
-    """``shape``: a ``T5Shape``; ``tokens[V]``: the ids that are known, ascending; and the weights, of half precision.
+    """``shape``: a ``T5Shape``; ``tokens[V]``: the ids that are known, ascending; the weights, of half precision; and
+    what ``past_shapes`` says, of single precision.
 
     The heads of all layers are one matrix, a row for each expert of the catalogue. Raises InvalidConfig, naming the
     tensor.
@@ -101,14 +120,15 @@ def check_t5(tensors: Mapping[str, npt.NDArray[Any]], experts_per_layer: tuple[i
         raise InvalidConfig("tokens", "ids that do not rise", "each id once, in ascending order")
     if len(tokens) and not 0 <= int(tokens[0]) <= int(tokens[-1]) < vocabulary:
         raise InvalidConfig("tokens", int(tokens[-1]), f"ids below the vocabulary of {vocabulary:,}")
-    wanted = shape.weights(len(tokens), sum(experts_per_layer))
+    past = past_shapes(experts_per_layer) if "past.weights" in tensors else {}
+    wanted = {**shape.weights(len(tokens), sum(experts_per_layer)), **past}
     found = tensors.keys() - {"shape", "tokens"}
     if found != wanted.keys():
         unlike = ", ".join(sorted(found ^ wanted.keys())[:5])
         raise InvalidConfig("tensors", unlike, "the weights of a T5 of its shape, no more and no less")
     for name, size in wanted.items():
-        one = tensors[name]
-        if one.shape != size or one.dtype != np.float16:
-            raise InvalidConfig(name, f"{one.shape} of {one.dtype}", f"{size} of float16")
+        one, kind = tensors[name], np.dtype(np.float32 if name in past else np.float16)
+        if one.shape != size or one.dtype != kind:
+            raise InvalidConfig(name, f"{one.shape} of {one.dtype}", f"{size} of {kind}")
         if not np.isfinite(one).all():
             raise InvalidConfig(name, "numbers that are none", "finite numbers")

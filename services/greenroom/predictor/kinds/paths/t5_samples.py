@@ -13,6 +13,7 @@ from torch import Tensor
 from greenroom.core.artifacts.paths_forms.t5 import FIRST_TOKEN, UNKNOWN
 from greenroom.core.errors import InvalidConfig
 from greenroom.policies.base.events import Phase
+from greenroom.predictor.kinds.paths.t5_past import foreseen
 from greenroom.replay.traces.routing_trace import RoutingTrace
 
 _CHUNK: Final = 8192
@@ -108,16 +109,17 @@ class TokenSamples:
         rows, layers, slots = np.nonzero(experts < self._widths[:, None])
         return rows, experts[rows, layers, slots] + self._first[layers]
 
-    def hits(self, scores: NDArray[np.float32], picked: NDArray[np.float32]) -> tuple[int, int]:
+    def unknown(self, rows: slice) -> NDArray[np.bool_]:
+        """Which rows' tokens were not learnt from."""
+        return self._rows[rows] == UNKNOWN
+
+    def hits(self, scores: NDArray[np.float32], picked: NDArray[np.float32]) -> tuple[float, float]:
         """Of the picks ``picked[rows, N]`` those among the likeliest of their layer, as many as were picked; and how
         many there are."""
-        hits = 0
-        for first, width in zip(self._first.tolist(), self._widths.tolist(), strict=True):
-            layer, truth = scores[:, first : first + width], picked[:, first : first + width]
-            order = np.argsort(-layer, axis=1, kind="stable")
-            among = np.arange(width) < truth.sum(axis=1, keepdims=True)
-            hits += int((np.take_along_axis(truth, order, axis=1) * among).sum())
-        return hits, int(picked.sum())
+        hits, ends = 0.0, np.cumsum(self._widths)[:-1]
+        for layer, truth in zip(np.split(scores, ends, axis=1), np.split(picked, ends, axis=1), strict=True):
+            hits += foreseen(layer, truth)
+        return hits, float(picked.sum())
 
 
 def _known(tokens: NDArray[np.int64], experts: int) -> NDArray[np.int64]:
