@@ -17,7 +17,7 @@ building_options = stack(
         default="asked",
         show_default=True,
         help="What to make of live traces for workers' expert policies: eamc (of moe-infinity; needs greenroom[eamc]), "
-        "path (of duoserve), reuse, expert_mlp (of duoserve:literal=true), "
+        "path (of duoserve), paths (of expertflow, from --trace-tokens), reuse, expert_mlp (of duoserve:literal=true), "
         "or several separated by commas; `asked`: what workers ask for; none.",
     ),
     click.option(

@@ -19,6 +19,7 @@ from greenroom.cli.keys import keys
 from greenroom.cli.keywords import keywords
 from greenroom.cli.pack import pack
 from greenroom.cli.path import path
+from greenroom.cli.paths import paths
 from greenroom.cli.predictor import predictor
 from greenroom.cli.predictor_train import predictor_train
 from greenroom.cli.profile import profile
@@ -68,6 +69,7 @@ def main(log_level: str) -> None:
       greenroom eamc build MODEL --prompts FILE            what --policy moe-infinity predicts by
       greenroom reuse fit --prompts FILE                   what --policy reuse predicts by
       greenroom path fit --prompts FILE                    what --policy duoserve predicts by
+      greenroom paths fit --prompts FILE                   what --policy expertflow foretells from tokens
       greenroom expert-mlp fit --prompts FILE              what --policy duoserve:literal=true predicts by
       greenroom residual fit --prompts FILE                what foresees more than routers run ahead
       greenroom keywords learn FILE --output mine.json     what tells your kinds of tasks apart
@@ -97,6 +99,7 @@ main.add_command(predictor_train)
 main.add_command(keywords)
 main.add_command(eamc)
 main.add_command(path)
+main.add_command(paths)
 main.add_command(expert_mlp)
 main.add_command(reuse)
 main.add_command(residual)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def path() -> None:
-    """The weights of --policy duoserve."""
+    """The weights of --policy duoserve: from a token's picks in earlier layers (`paths`: from the tokens)."""
 
 
 @path.command()
@@ -47,8 +47,9 @@ def path() -> None:
 def fit(out: Path, reuse: Path | None, window: int | None, rounds: int, seed: int, **options: Any) -> None:
     """Fit, to many sequences' routing, what a token's picks in earlier layers say of its picks one and two layers on.
 
-    It is a logistic regression a layer, on the token's own picks and on what is known of its sequence. MODEL, a folder
-    or a hub id, is what runs the prompts, as --model is; without either it is the bundled model.
+    It is a logistic regression a layer, on the token's own picks and on what is known of its sequence. What is foretold
+    from tokens alone, before any layer has run, is `greenroom paths`. MODEL, a folder or a hub id, is what runs the
+    prompts, as --model is; without either it is the bundled model.
 
     \b
     Examples:

@@ -25,7 +25,9 @@ POLICY_ARTIFACTS: Final = {
     "path": PolicyArtifact(
         "duoserve or expertflow", "greenroom path fit", "a token's earlier layers say nothing of its later ones"
     ),
-    "paths": PolicyArtifact("expertflow or expertflow:literal=true", "greenroom paths fit", "expertflow foretells nothing from tokens"),
+    "paths": PolicyArtifact(
+        "expertflow or expertflow:literal=true", "greenroom paths fit", "expertflow foretells nothing from tokens"
+    ),
     "reuse": PolicyArtifact(
         "reuse or duoserve or expertflow", "greenroom reuse fit", "reuse predicts by another model's coefficients"
     ),

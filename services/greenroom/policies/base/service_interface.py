@@ -43,8 +43,9 @@ class ServiceInterface:
         return {}
 
     def past_logits(self, sequences: Ids) -> Scores | None:
-        """``[S, N]``: the logit of the chance that each sequence's next token uses each expert, by what the sequence has
-        used so far. NaN for a sequence that has not used any. None: the policy keeps no such thing.
+        """``[S, N]``: the logit of the chance that each sequence's next token uses each expert, by its use so far.
+
+        NaN for a sequence that has not used any. None: the policy keeps no such thing.
 
         Changes nothing. What foretells paths from tokens takes it for the past, so that it is tracked once.
         """

@@ -32,8 +32,10 @@ class TokenPaths(ABC):
         """
 
     def picked(self, sequences: Ids, positions: Ids, picks: NDArray[np.integer]) -> None:  # noqa: B027 - some need none
-        """Rows that were asked for have run: ``picks[T, layers, k]``, expert indices within the layer, one at or above the
-        layer's number of experts being none. Optional: who foretells by them does without where they are not told.
+        """Rows that were asked for have run: ``picks[T, layers, k]``, expert indices within the layer.
+
+        One at or above the layer's number of experts is none. The call is optional: where it does not come, paths are
+        foretold without.
         """
 
     @abstractmethod

@@ -78,7 +78,7 @@ class TokenHistory:
             self.has_picks = True
 
     def before(self, count: int) -> Ids:
-        """``[count, 3]``: of each of the last ``count`` rows its token and the two before it, -1 where there is none."""
+        """``[count, 3]``: of each of the last ``count`` rows its token and the two before it, -1: none."""
         own = np.concatenate((np.full(2, -1, dtype=np.int64), self._ids[max(0, self._count - count - 2) : self._count]))
         own = own[-count - 2 :]
         return np.stack([own[2:], own[1:-1], own[:-2]], axis=1)

@@ -37,8 +37,8 @@ Rows = NDArray[np.intp]
 
 
 class TokenTables(TokenPaths):
-    """A row's logits are sums: of rows of tables, found by its token and the two before it; of the averages of the token
-    table over all earlier tokens; of its sequence's past; and of what earlier rows of its sequence with the same token
+    """A row's logits are sums. What is added: rows of tables, found by its token and the two before it; averages of the
+    token table over all earlier tokens; its sequence's past; and what earlier rows of its sequence with the same token
     have picked. Each counts by a weight that is its layer's, and depends on what is known of the sequence.
 
     A token without rows in the tables is foretold by the past. Without ``past``, or where it is NaN, only tokens count.
@@ -173,8 +173,9 @@ class TokenTables(TokenPaths):
         self._averages[slots] = running
 
     def _run(self, running: Scores, groups: Ids, at: Rows, before: Scores | None) -> None:
-        """Take the tokens ``at[T]``, rows of the token table, into the averages ``running[S, C, N]`` of ``groups[T]``, in
-        place. ``before[T, C, N]`` is set to what they were before each.
+        """Take tokens into the averages ``running[S, C, N]`` of ``groups[T]``, in place.
+
+        ``at[T]``: rows of the token table, -1: none. ``before[T, C, N]`` is set to what the averages were before each.
         """
         gain, table, unit = 1 - self._keep, self._logits["token"], self._unit["token"]
         for rows in _by_rank(groups, len(running)):

@@ -11,6 +11,7 @@ from greenroom.core.artifacts.eamc_file import EamcFile
 from greenroom.core.artifacts.expert_mlp_file import ExpertMlpFile
 from greenroom.core.artifacts.forecast_kinds import EMOE_A, EMOE_L, STATISTICS
 from greenroom.core.artifacts.path_file import PathFile
+from greenroom.core.artifacts.paths_file import PathsFile
 from greenroom.core.artifacts.reuse_file import ReuseFile
 from greenroom.core.errors import InvalidRequest
 from greenroom.predictor.kinds.config import BuildingConfig, LearningConfig
@@ -18,6 +19,7 @@ from greenroom.predictor.kinds.eamc.kind import EamcKind
 from greenroom.predictor.kinds.emoe.kind import EmoeKind
 from greenroom.predictor.kinds.expert_mlp.kind import ExpertMlpKind
 from greenroom.predictor.kinds.path.kind import PathKind
+from greenroom.predictor.kinds.paths.kind import PathsKind
 from greenroom.predictor.kinds.reuse.kind import ReuseKind
 from greenroom.predictor.making.kind import ForecastKind, Kind
 from greenroom.predictor.making.subprocess_job import command_of
@@ -35,6 +37,7 @@ POLICY_KINDS: Mapping[str, Callable[[BuildingConfig], Kind[Any]]] = {
     EamcFile.KIND: EamcKind,
     ReuseFile.KIND: ReuseKind,
     PathFile.KIND: PathKind,
+    PathsFile.KIND: PathsKind,
     ExpertMlpFile.KIND: ExpertMlpKind,
 }
 """The expert policies of workers take them. Of those that are due at once the first are made first: what is quick."""

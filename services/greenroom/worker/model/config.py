@@ -54,9 +54,9 @@ class WorkerConfig:
       it is loaded where the row's task is sensitive in the layer, else the row goes to resident experts. ``paper``:
       every row goes to resident experts.
     - ``await_target``: with these two, a layer waits for those of its experts that the policy has just decided to keep.
-    - ``profile``: a file made by `greenroom profile`. ``eamc``, ``expert_mlp``, ``path``, ``reuse``: artifacts of
-      these kinds, for the policies that predict by them. ``residual``: a ResidualFile, for those that run routers
-      ahead.
+    - ``profile``: a file made by `greenroom profile`. ``eamc``, ``expert_mlp``, ``path``, ``paths``, ``reuse``:
+      artifacts of these kinds, for the policies that predict by them. ``residual``: a ResidualFile, for those that
+      run routers ahead.
 
     Raises InvalidConfig, naming the field, and UnknownName for a policy that is not known.
     """
@@ -81,6 +81,7 @@ class WorkerConfig:
     eamc: Path | None = None
     expert_mlp: Path | None = None
     path: Path | None = None
+    paths: Path | None = None
     reuse: Path | None = None
     residual: Path | None = None
     max_model_len: int | None = None

@@ -108,15 +108,20 @@ class GramCounts:
         """
         shrink = np.float32(SHRINK[self.name])
         found: Array = shrink * prior
-        counts = np.full(len(rows), shrink, dtype=np.float32)
         place, own = self.place[rows], self._own_place[rows]
         has = np.flatnonzero(place >= 0)
         found[has] += sums[0][place[has]]
-        counts[has] += self._all.counts[place[has]]
         has = np.flatnonzero(own >= 0)
         found[has] -= sums[1][own[has]]
-        counts[has] -= self._own.counts[own[has]]
-        found /= counts[:, None]
+        found /= (self.counts_without(rows) + shrink)[:, None].astype(np.float32)
+        return found
+
+    def counts_without(self, rows: Rows) -> Counts:
+        """How many rows of other sequences each of these rows of the trace is foretold by."""
+        found = np.zeros(len(rows), dtype=np.int64)
+        for grouped, place, sign in ((self._all, self.place[rows], 1), (self._own, self._own_place[rows], -1)):
+            has = np.flatnonzero(place >= 0)
+            found[has] += sign * grouped.counts[place[has]]
         return found
 
 
@@ -128,8 +133,8 @@ def backed_off(counts: Mapping[str, GramCounts], name: str, tokens: int) -> Rows
 
 
 def same_before(ids: Counts, seq_starts: Counts) -> Counts:
-    """``[LAST + 1, T]``: the last rows of the same sequence with the same token, the newest first, and the last one with
-    the same token and the same one before it. -1: none. Tokens below 0 are not told apart.
+    """``[LAST + 1, T]``: the last rows of the same sequence with the same token, the newest first, and the last one
+    with the same token and the same one before it. -1: none. Tokens below 0 are not told apart.
     """
     found = np.full((LAST + 1, len(ids)), -1, dtype=np.int64)
     listed = ids.tolist()

@@ -21,14 +21,15 @@ from greenroom.core.artifacts.paths_forms.tables import (
     GRAMS,
     LARGEST_KNOWN,
     MODES,
-    OWN_PICKS,
     PAST,
+    PICKS,
     TABLES,
     feature_names,
 )
 from greenroom.core.artifacts.reuse_file import ReuseFile
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.units import MIB
+from greenroom.policies.base.array_types import Mask
 from greenroom.policies.base.events import Phase
 from greenroom.predictor.kinds.fit_time import FitTime
 from greenroom.predictor.kinds.path.fit import sequence_logits
@@ -52,10 +53,12 @@ KEEP: Final = (0.9, 0.98)
 """What the averages over earlier tokens keep at a token: the last ten, and the last fifty."""
 MAX_BYTES: Final = 64 * MIB
 LEAST_TOKENS: Final = 500
+REUSE_SHARE: Final = 0.25
+"""Of the time, for the coefficients of what is known of sequences, where they are fitted too."""
 
 _MOST_PICKS: Final = 2**22
 """Of a layer: tokens times experts. With many experts fewer tokens are learnt from, the last ones."""
-_MOST_SAMPLED: Final = 2**18
+_MOST_SAMPLED: Final = 2**17
 """Of a layer: rows times experts by which the tables are weighed."""
 _LARGEST: Final = 10.0
 """A table adds or takes at most this."""
@@ -98,10 +101,11 @@ def fit(
     if reuse.experts_per_layer != widths:
         raise InvalidConfig("reuse", reuse.shape, f"coefficients of the traced model, {trace.layers} layers")
     trace = trace.part(_first_sequence(trace))
-    samples = _Samples(trace, int(trace.seq_starts[sequences_to_learn_from(
-        trace, options.held_out, least=LEAST_TOKENS)]), options.seed)  # fmt: skip
+    learnt = sequences_to_learn_from(trace, options.held_out, least=LEAST_TOKENS)
+    samples = _Samples(trace, int(trace.seq_starts[learnt]), options.seed)
     chosen = _chosen(samples.grams, options.max_bytes, sum(widths))
-    time_left = FitTime(options.seconds and options.seconds - (time.monotonic() - began), trace.layers)
+    left = None if options.seconds is None else options.seconds - (time.monotonic() - began)
+    time_left = FitTime(left, trace.layers)
     layers = []
     for layer in range(trace.layers):
         time_left.begin()
@@ -161,7 +165,6 @@ class _Samples:
         learnt = np.arange(trace.tokens) < learnt_rows
         self.known = np.unique(ids[learnt & (ids >= 0)])[:LARGEST_KNOWN]
         places = looked_up(self.known, ids)
-        self.unknown = places < 0
         back = np.stack([tokens_back(places, trace.seq_starts, one) for one in range(3)], axis=1)
         sequence = np.repeat(np.arange(trace.sequences), np.diff(trace.seq_starts))
         self.grams = {name: GramCounts(name, back, len(self.known), learnt, sequence) for name in GRAMS}
@@ -221,7 +224,8 @@ def _fitted(
     begin[PAST:, past] = _BEGIN_PAST
     used = (slice(past), slice(past + 2), slice(count))
     weights, bias = np.zeros_like(begin), np.zeros((len(MODES), picked.shape[1]), dtype=np.float32)
-    for mode, rows in ((ALONE, samples.weighed), *((mode, features.with_past(samples.weighed)) for mode in (1, 2))):
+    later = samples.weighed[features.has_past(samples.weighed)]
+    for mode, rows in ((ALONE, samples.weighed), (PAST, later), (PICKS, later)):
         of_mode = features.of(rows, used[mode].stop)
         weights[mode, used[mode]], bias[mode] = fitted(
             of_mode, picked[rows], popularity, begin[mode, used[mode]], is_up
@@ -250,15 +254,17 @@ class _Features:
         self._past: Array = np.full(own.shape, np.nan, dtype=np.float32)
         self._past[known.rows] = known.logits - self.popularity
 
-    def with_past(self, rows: Rows) -> Rows:
-        return rows[~np.isnan(self._past[rows, 0])]
+    def has_past(self, rows: Rows) -> Mask:
+        """Of which the sequence has been routed before."""
+        return ~np.isnan(self._past[rows, 0])
 
     def of(self, rows: Rows, count: int) -> Array:
         """``[F, rows, E]``: the first ``count`` of ``feature_names``."""
         found = [*self._grams(rows, tuple(GRAMS)), *self._context[:, rows]]
         if len(found) < count:
             past: Array = np.nan_to_num(self._past[rows])
-            found += [past, past * self.samples.unknown[rows, None]]
+            unknown = self.samples.grams["token"].counts_without(rows) == 0
+            found += [past, past * unknown[:, None]]
         if len(found) < count:
             same = self.samples.same[:, rows]
             found += [np.where((one >= 0)[:, None], self.picked[one], 0) for one in same]
@@ -299,11 +305,11 @@ def _recall(features: _Features, rows: Rows, weights: Array, bias: Array) -> tup
         picked = features.picked[some]
         of_rows = features.of(some, weights.shape[1])
         base = np.broadcast_to(features.popularity, picked.shape)
-        has_past = ~np.isnan(features._past[some, :1])
-        alone = base + bias[ALONE] + np.einsum("fre,f->re", of_rows, weights[ALONE])
+        has_past = features.has_past(some)[:, None]
+        alone = base + bias[ALONE] + np.tensordot(weights[ALONE], of_rows, 1)
         ranked = {"popularity": base, "token": base + of_rows[0]}
         for mode, name in enumerate(MODES):
-            known = base + bias[mode] + np.einsum("fre,f->re", of_rows, weights[mode])
+            known = base + bias[mode] + np.tensordot(weights[mode], of_rows, 1)
             ranked[name] = np.where(has_past, known, alone)
         for name, logits in ranked.items():
             found[name] += _hits(logits, picked)

@@ -15,7 +15,7 @@ _ROUNDS: Final = 12
 _HALVINGS: Final = 6
 _RIDGE: Final = 2.0
 """Weights stay near those they began with where the samples say little."""
-_DONE: Final = 1e-6
+_DONE: Final = 1e-5
 """The share by which the loss falls at least in a round, but for the last."""
 
 

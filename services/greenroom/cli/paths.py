@@ -1,0 +1,166 @@
+"""``greenroom paths``: the tables by which the policy expertflow foretells picks from tokens."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from greenroom.cli.option_stack import without
+from greenroom.cli.recorded_sources import Recorded, check_source, recorded_of, source_options, write_artifact
+
+if TYPE_CHECKING:
+    from greenroom.core.artifacts.paths_file import PathsFile
+    from greenroom.core.artifacts.reuse_file import ReuseFile
+    from greenroom.predictor.kinds.paths.fit import FitOptions
+
+
+@click.group()
+def paths() -> None:
+    """The tables of --policy expertflow: from tokens, before a forward (`path`: from a token's earlier layers)."""
+
+
+@paths.command()
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=Path("paths.safetensors"),
+    show_default=True,
+    help="The file to write.",
+)
+@click.option(
+    "--reuse",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="What is known of each token's sequence, a file of `greenroom reuse fit`.  [default: fitted first]",
+)
+@click.option(
+    "--held-out",
+    type=click.FloatRange(min=0, max=0.9, min_open=True),
+    default=0.1,
+    show_default=True,
+    help="The share of the sequences that are not learnt from, the last ones. The report is about them.",
+)
+@click.option("--max-bytes", default="64MiB", show_default=True, help="What the tables may take.")
+@click.option(
+    "--vocabulary", type=click.IntRange(min=1), help="Token ids of the model.  [default: those of the traces]"
+)
+@click.option("--seconds", type=click.FloatRange(min=0), help="Time that it may take.  [default: as long as it takes]")
+@click.option("--seed", type=int, default=0, show_default=True, help="The same sequences and seed give the same.")
+@without("reuse")
+@source_options
+def fit(
+    out: Path,
+    reuse: Path | None,
+    held_out: float,
+    max_bytes: str,
+    vocabulary: int | None,
+    seconds: float | None,
+    seed: int,
+    **options: Any,
+) -> None:
+    """Fit, to many sequences' routing, what a row's token and those before it say of its picks in all layers.
+
+    They are tables of tokens, pairs and triples of tokens, weighed in each layer against what the sequence has picked
+    so far. A trace needs the tokens of its rows: an array `token`, or `decode_tokens` in the .meta.jsonl beside it.
+    MODEL, a folder or a hub id, is what runs the prompts, as --model is; without either it is the bundled model.
+
+    \b
+    Examples:
+      greenroom paths fit --prompts prompts.jsonl
+      greenroom paths fit ./checkpoint --prompts prompts.txt --out ./checkpoint/paths.safetensors
+      greenroom paths fit --trace monday.npz --trace tuesday.npz --held-out 0.33
+      greenroom paths show paths.safetensors
+    """
+    from greenroom.core.artifacts.reuse_file import ReuseFile
+    from greenroom.core.errors import InvalidConfig
+    from greenroom.core.units import parse_bytes
+    from greenroom.predictor.kinds.paths.fit import FitOptions
+
+    check_source(options, out)
+    known = None if reuse is None else ReuseFile.read(reuse)  # refused before the prompts have run
+    recorded = recorded_of(options, tokens=True)
+    for trace in recorded.traces:
+        if trace.token is None:
+            allowed = "routing with the tokens of its rows: an array token, or decode_tokens in a .meta.jsonl beside it"
+            raise InvalidConfig("trace", "one without tokens", allowed)
+    chosen = FitOptions(held_out, parse_bytes(max_bytes), vocabulary, seed, seconds)
+    made = _fitted(recorded, known, chosen)
+    write_artifact(made, out)
+    click.echo(f"{out}: {_said(made)}")
+
+
+@paths.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
+def show(file: Path, as_json: bool) -> None:
+    """What is in FILE.
+
+    \b
+    Example:
+      greenroom paths show paths.safetensors
+    """
+    from greenroom.core.artifacts.paths_file import PathsFile
+
+    found = PathsFile.read(file)
+    if as_json:
+        click.echo(
+            json.dumps(
+                {
+                    "model": found.model, "sequences": found.sequences, "experts_per_layer": found.experts_per_layer,
+                    "version": found.version, "created_ms": found.created_ms, "form": found.form,
+                    "vocabulary": found.vocabulary, **found.report,
+                }
+            )
+        )  # fmt: skip
+        return
+    click.echo(f"{file}: {_said(found)}")
+    for name, rows in found.report.get("rows", {}).items():
+        click.echo(f"  {name.replace('_', ' ')}: {rows:,} rows, {found.report['left_out'][name]:,} left out")
+    for name, recall in found.report.get("recall", {}).items():
+        click.echo(f"  picks foreseen, held out, by {_KNOWING[name]}: {recall:.1%}")
+
+
+_KNOWING = {
+    "popularity": "how often each expert is picked",
+    "token": "the token's own table",
+    "tokens": "all tables",
+    "past": "these and the sequence's past",
+    "picks": "these and the picks of its earlier rows",
+}
+
+
+def _fitted(recorded: Recorded, reuse: ReuseFile | None, options: FitOptions) -> PathsFile:
+    import time
+    from dataclasses import replace
+
+    from tqdm import tqdm
+
+    from greenroom.predictor.kinds.paths.fit import REUSE_SHARE, fit
+    from greenroom.predictor.kinds.reuse.fit import FitOptions as ReuseOptions
+    from greenroom.predictor.kinds.reuse.fit import fit as fit_reuse
+    from greenroom.replay.traces.join import joined
+
+    began, trace = time.monotonic(), joined(recorded.traces)
+    passes = 2 if reuse is None else 1
+    with tqdm(total=passes * trace.layers, desc="fitting", unit="layer", disable=not sys.stderr.isatty()) as bar:
+        if reuse is None:
+            of_reuse = None if options.seconds is None else REUSE_SHARE * options.seconds
+            reuse = fit_reuse(
+                trace, ReuseOptions(seed=options.seed, seconds=of_reuse, held_out=options.held_out),
+                on_layer=lambda _: bar.update(),
+            )  # fmt: skip
+        if options.seconds is not None:
+            options = replace(options, seconds=max(0.0, options.seconds - (time.monotonic() - began)))
+        made = fit(trace, reuse, options, on_layer=lambda _: bar.update())
+    return replace(made, model=recorded.model)
+
+
+def _said(found: PathsFile) -> str:
+    from greenroom.core.units import format_bytes
+
+    of = f" of {found.model}" if found.model else ""
+    size = sum(one.nbytes for one in found.tensors.values())
+    return f"{found.form}, {format_bytes(size)}, fitted to {found.sequences} sequences{of}, {found.shape}"
