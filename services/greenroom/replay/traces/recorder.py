@@ -26,8 +26,8 @@ class TraceRecorder:
     """Keeps every finished step's routing: ``engine.listener = TraceRecorder(...)``; ``trace`` returns it.
 
     A step that fails runs again, and counts once. The engine calls it on its own thread; ``trace`` and ``clear`` are to
-    be called when nothing runs. Grows by layers × k bytes a token, twice that beyond 255 experts a layer, and 16 for the
-    token itself.
+    be called when nothing runs. Grows by layers × k bytes a token, twice that beyond 255 experts a layer, and 16 for
+    the token itself.
     """
 
     def __init__(self, catalogue: Catalogue, *, clock: Callable[[], float] = time.monotonic) -> None:
