@@ -177,7 +177,8 @@ def _config_of(model: str, settings: dict[str, Any]) -> WorkerConfig:
         usual = {field.name: field.default for field in fields(WorkerConfig)}
         policy, options = chosen_policy(settings.get("policy", usual["policy"]), settings.get("policy_options", {}))
         given = {name for name, value in settings.items() if value is not None}
-        settings = {**settings, **files_beside(folder, policy, options, given)}
+        batching = settings.get("batching", usual["batching"])
+        settings = {**settings, **files_beside(folder, policy, options, given, batching=batching)}
     return WorkerConfig(model=model, **settings)
 
 

@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 
 from greenroom.core.artifacts.artifact_file import ArtifactFile
 from greenroom.core.artifacts.eamc_file import EamcFile
+from greenroom.core.artifacts.paths_file import PathsFile
 from greenroom.core.artifacts.reuse_file import ReuseFile
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.generation import GenerationRequest, SamplingParams
@@ -37,6 +38,7 @@ from greenroom.worker.model.metrics import WorkerCollector
 from greenroom.worker.model.model_engine import ModelEngine
 from greenroom.worker.model.model_runtime import ModelRuntime
 from greenroom.worker.traces.routing import RoutingRecorder
+from tests.paths_tables import empty_tables
 from tests.pipeline.embedded import complete, embedded
 from tests.pipeline.worker.test_model import Told
 from tests.waiting import until
@@ -165,8 +167,13 @@ def coefficients(version: int, experts: tuple[int, ...]) -> ReuseFile:
     )
 
 
+def tables(version: int, experts: tuple[int, ...]) -> PathsFile:
+    return empty_tables(experts, version=version, model=MODEL, seed=version)
+
+
 @pytest.mark.parametrize(
-    ("policy", "kind", "made"), [("moe-infinity", "eamc", collection), ("reuse", "reuse", coefficients)]
+    ("policy", "kind", "made"),
+    [("moe-infinity", "eamc", collection), ("reuse", "reuse", coefficients), ("expertflow", "paths", tables)],
 )
 async def test_swaps_while_requests_run_change_no_answer(
     cache: Path, policy: str, kind: str, made: Callable[[int, tuple[int, ...]], ArtifactFile]
@@ -198,7 +205,7 @@ async def test_swaps_while_requests_run_change_no_answer(
                 await until(lambda version=version: engine.artifacts[kind] == ArtifactVersion(version, version))  # type: ignore[misc]
 
         expected = await said(0)
-        assert engine.artifacts == {kind: None}
+        assert engine.artifacts == dict.fromkeys(worker.experts.policy.artifacts)
         swapping = asyncio.create_task(swap_always())
         assert await said(10) == expected
         swapping.cancel()

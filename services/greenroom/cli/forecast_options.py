@@ -26,7 +26,8 @@ artifact_every_option = click.option(
     default=10.0,
     show_default=True,
     help="Seconds after which it is looked again whether there is a newer version of what the policy predicts by "
-    "(moe-infinity's EAMC, reuse's coefficients, duoserve's weights or network), rebuilt from live traces; 0: never.",
+    "(moe-infinity's EAMC, reuse's coefficients, duoserve's weights or network, expertflow's paths), rebuilt from live "
+    "traces; 0: never.",
 )
 
 
@@ -38,11 +39,15 @@ trace_tokens_option = click.option(
 )
 
 
-def artifacts_taken(policy: str, options: Mapping[str, Any]) -> frozenset[str]:
-    """The kinds that the policy predicts by; none for one that is not known, which is said elsewhere."""
-    from greenroom.policies.registry import EXPERT_POLICIES, policy_class
+def artifacts_taken(policy: str, options: Mapping[str, Any], batching: str) -> frozenset[str]:
+    """The kinds that the policies predict by; none for one that is not known, which is said elsewhere."""
+    from greenroom.core.errors import InvalidConfig, UnknownName
+    from greenroom.policies.registry import artifact_kinds
 
-    return policy_class(policy, options).artifacts if policy in EXPERT_POLICIES else frozenset()
+    try:
+        return artifact_kinds(policy, options, batching)
+    except (UnknownName, InvalidConfig):
+        return frozenset()
 
 
 def forecast_predictor(given: str | None, policy: str, *, all_fit: bool = False) -> str:

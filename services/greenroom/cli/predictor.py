@@ -129,8 +129,8 @@ def predictor(
 
     Predictors are trained in a process of their own, at the lowest priority; until one is there, statistics answer.
     `greenroom predictor-train` trains one from a recorded trace. In the same way it makes what expert policies predict
-    by: the collection of moe-infinity when it foresees badly, the files of reuse and duoserve after so many sequences.
-    Workers take the new version while they serve.
+    by: the collection of moe-infinity when it foresees badly, the files of reuse, duoserve and expertflow after so many
+    sequences. Workers take the new version while they serve.
 
     \b
     Examples:

@@ -109,7 +109,7 @@ def serve(max_queue_wait: float, drain_timeout: float, **options: Any) -> None:
         max_running=options["max_running"],
         forecast_every=(ForecastConfig().every if policy == "emoe" else 0) if every is None else every,
         forecast_predictor=forecast_predictor(options["forecast_predictor"], policy),
-        artifact_every_s=options["artifact_every"] if artifacts_taken(policy, own) else 0.0,
+        artifact_every_s=options["artifact_every"] if artifacts_taken(policy, own, options["batching"]) else 0.0,
         trace_tokens=options["trace_tokens"],
         predictor=PredictorConfig(state_dir=options["state_dir"]),
     )

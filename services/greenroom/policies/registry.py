@@ -24,7 +24,8 @@ from greenroom.policies.emoe.policy import Emoe
 from greenroom.policies.emoe.popularity import Popularity
 from greenroom.policies.emoe.scheduling import EmoeLiteralPlacement, EmoePlacement
 from greenroom.policies.expertflow.literal import LiteralExpertFlow
-from greenroom.policies.expertflow.policy import ExpertFlow
+from greenroom.policies.expertflow.policy import PATHS, ExpertFlow
+from greenroom.policies.expertflow.token_scheduler import TokenScheduler
 from greenroom.policies.moe_infinity.policy import MoeInfinity
 from greenroom.policies.placement.edf import EdfPlacement
 from greenroom.policies.placement.fcfs import FcfsPlacement
@@ -78,7 +79,11 @@ SPELLINGS: dict[str, type[ExpertPolicy]] = EXPERT_POLICIES | {
 """All classes, as users write them."""
 GRAPH_POLICIES = frozenset({"coserve", "pull"})
 """Made for graphs of whole models: a model of MoE layers shows nothing of their own."""
-BATCH_POLICIES: dict[str, type[BatchPolicy]] = {"fcfs": FcfsBatching, "phases": PhasesBatching}
+BATCH_POLICIES: dict[str, type[BatchPolicy]] = {
+    "fcfs": FcfsBatching,
+    "phases": PhasesBatching,
+    "token-scheduler": TokenScheduler,
+}
 PLACEMENT_POLICIES: dict[str, type[PlacementPolicy]] = {
     "edf": EdfPlacement,
     "emoe": EmoePlacement,
@@ -128,6 +133,14 @@ def spelling(name: str, options: Mapping[str, Any] | None = None) -> str:
 
 Chosen = tuple[str, Mapping[str, Any]]
 """A policy's name and options."""
+
+
+def artifact_kinds(name: str, options: Mapping[str, Any], batching: str) -> frozenset[str]:
+    """The kinds of artifacts that an expert policy and a batch policy predict by, the second as users write it. Raises
+    UnknownName; InvalidConfig for options that are none."""
+    taken = policy_class(name, options).artifacts
+    chosen, own = spelt("batching", batching)
+    return taken | {PATHS} if create_batch_policy(chosen, options=own).reads_paths else taken
 
 
 def check_taken(kind: str, name: str, policies: Collection[Chosen]) -> None:

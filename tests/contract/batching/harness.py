@@ -169,7 +169,10 @@ class Driver:
     """Steps an engine and audits it after every step."""
 
     def __init__(self, model: RaggedModel, *, kv_budget: int = KV_BUDGET, **options: Any) -> None:
-        names = ("max_model_len", "tokens_per_step", "max_running", "max_waiting", "prefill_chunk")
+        names = (
+            "max_model_len", "tokens_per_step", "max_running", "max_waiting", "prefill_chunk", "rows_per_forward",
+            "plans_rounds",
+        )  # fmt: skip
         limits = {key: options.pop(key) for key in names if key in options}
         if "tokens_per_step" in limits:
             limits.setdefault("max_running", min(64, limits["tokens_per_step"]))

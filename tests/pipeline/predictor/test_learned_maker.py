@@ -175,7 +175,7 @@ async def test_what_a_killed_one_left_is_removed_by_the_next(temporary: Path, ca
     code = (
         "import asyncio\n"
         "from greenroom.predictor.making.subprocess_job import run_job\n"
-        'script = \'touch "${1%/*}/begun"; while kill -0 "$3"; do sleep 0.05; done\'\n'
+        'script = \'touch "${2%/*}/begun"; while kill -0 "$3"; do sleep 0.05; done\'\n'
         "command = ('/bin/sh', '-c', script, 'sh')\n"
         "asyncio.run(run_job(command, lambda: b'', timeout_s=600))\n"
     )

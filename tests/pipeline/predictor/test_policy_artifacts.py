@@ -291,7 +291,7 @@ async def test_a_builder_that_is_killed_leaves_nothing_and_is_tried_again(
 ) -> None:
     flag, seen = tmp_path / "flag", tmp_path / "seen"
     _, _, _, file = leaves(tmp_path / "file", eamc())
-    script = f'echo "$1" >> {seen}; test -e {flag} || {{ touch {flag}; echo half > "$2"; kill -9 $$; }}; cp "$0" "$2"'
+    script = f'echo "$2" >> {seen}; test -e {flag} || {{ touch {flag}; echo half > "$2"; kill -9 $$; }}; cp "$0" "$2"'
     running = await world.start(building=BUILDING, make=(*SH, script, file))
     await world.send(*(sequence(number) for number in range(5)))
     await world.until(lambda: builds(running) == 1)

@@ -54,11 +54,21 @@ class PathsFile(ArtifactFile):
             model="", experts_per_layer=experts_per_layer, sequences=0, version=version, **cls._fields_of(arrays)
         )
 
+    @property
+    def numbered_texts(self) -> str:
+        """Of which texts its tokens are the numbers: ``texts_digest`` of the trace that it was made from. "": they are
+        ids of the model."""
+        return str(self.report.get("numbered_texts", ""))
+
     def check_model(self, experts_per_layer: tuple[int, ...], vocabulary: int | None = None) -> None:
-        """Raises InvalidConfig where it is of another shape, or knows tokens beyond the model's ``vocabulary``."""
+        """Raises InvalidConfig where it is of another shape, or knows other tokens than those of the model's
+        ``vocabulary``."""
         if self.experts_per_layer != experts_per_layer:
             layers, size = len(experts_per_layer), sum(experts_per_layer)
             raise InvalidConfig(self.KIND, self.shape, f"one of this model, {layers} layers with {size} experts in all")
+        if vocabulary is not None and self.numbered_texts:
+            allowed = "one made from this model's token ids; its trace had texts, which were numbered"
+            raise InvalidConfig(self.KIND, "numbers of texts", allowed)
         if vocabulary is not None and self.vocabulary > vocabulary:
             allowed = f"one made from this model's tokens, whose ids lie below {vocabulary:,}"
             raise InvalidConfig(self.KIND, f"a vocabulary of {self.vocabulary:,}", allowed)

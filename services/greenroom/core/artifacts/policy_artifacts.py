@@ -26,7 +26,10 @@ POLICY_ARTIFACTS: Final = {
         "duoserve or expertflow", "greenroom path fit", "a token's earlier layers say nothing of its later ones"
     ),
     "paths": PolicyArtifact(
-        "expertflow or expertflow:literal=true", "greenroom paths fit", "expertflow foretells nothing from tokens"
+        "expertflow or expertflow:literal=true",
+        "greenroom paths fit",
+        "expertflow foretells nothing from tokens",
+        needed=True,
     ),
     "reuse": PolicyArtifact(
         "reuse or duoserve or expertflow", "greenroom reuse fit", "reuse predicts by another model's coefficients"

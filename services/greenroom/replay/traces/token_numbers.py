@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from hashlib import blake2b
 
 import numpy as np
 
@@ -29,6 +30,14 @@ def vocabulary_of(trace: RoutingTrace) -> int:
     if trace.token_texts is not None:
         return len(trace.token_texts) + 1
     return int(tokens.max(initial=0)) + 1
+
+
+def texts_digest(trace: RoutingTrace) -> str:
+    """Names the numbering of texts, since what was learnt by one says nothing of tokens under another. "": the tokens are
+    ids of the model."""
+    if trace.token_texts is None:
+        return ""
+    return blake2b("\0".join(trace.token_texts).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 def texts_of(trace: RoutingTrace, sequences: int | Iterable[int]) -> tuple[str, ...]:

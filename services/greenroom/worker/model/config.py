@@ -16,6 +16,7 @@ from greenroom.policies.base.expert_policy import ExpertPolicy
 from greenroom.policies.base.fidelity import check_fidelity
 from greenroom.policies.batching.batch_policy import BatchLimits, BatchPolicy
 from greenroom.policies.registry import (
+    artifact_kinds,
     check_foresees,
     check_given,
     check_taken,
@@ -46,6 +47,7 @@ class WorkerConfig:
     - ``max_model_len``: tokens of prompt and answer together (None: the model's own).
     - ``tokens_per_step``: rows in one forward; ``auto``: by the memory plan, so that prompts run whole where the batch
       policy lets them. ``prefill_chunk``: how many of them one prompt may have, where the batch policy keeps to it.
+    - ``rows_per_forward``: how many of them may be decode rows (None: all); where more decode, they run in several.
     - ``batching``: the batch policy, which says what rows form a step; its options as in ``NAME:OPTION=VALUE``.
     - ``threads``: cores to compute on (None: all that the process may use).
     - ``progress``: bars on stderr (None: on a terminal only).
@@ -89,6 +91,7 @@ class WorkerConfig:
     max_waiting: int = 256
     tokens_per_step: int | str = DEFAULT_ROWS
     prefill_chunk: int | None = 256
+    rows_per_forward: int | None = None
     batching: str = "fcfs"
     threads: int | None = None
     warm_start: bool = True
@@ -119,12 +122,18 @@ class WorkerConfig:
         object.__setattr__(self, "policy_options", options)
         _policy(name, options)
         for kind, file in self.artifact_files.items():
-            check_taken(kind, str(file), [(name, options)])
+            if kind not in self.artifact_kinds:
+                check_taken(kind, str(file), [(name, options)])
         check_given(self.artifact_files.keys(), name, options)
         if self.residual is not None:
             check_foresees(str(self.residual), name, options)
         _ = self.limits(0)
         self.make_batch_policy()
+
+    @property
+    def artifact_kinds(self) -> frozenset[str]:
+        """What the expert policy and the batch policy predict by. Raises UnknownName, InvalidConfig."""
+        return artifact_kinds(self.policy, self.policy_options, self.batching)
 
     @property
     def artifact_files(self) -> Mapping[str, Path]:
@@ -139,6 +148,8 @@ class WorkerConfig:
             max_running=self.max_running,
             kv_total=kv_total,
             prefill_chunk=self.prefill_chunk,
+            rows_per_forward=self.rows_per_forward,
+            plans_rounds=self.make_batch_policy().plans_rounds,
         )
 
     @property

@@ -10,9 +10,9 @@ from typing import Any, Final
 from greenroom.core.artifacts.artifact_kinds import ARTIFACT_FILES
 from greenroom.core.artifacts.policy_artifacts import POLICY_ARTIFACTS
 from greenroom.core.artifacts.residual_file import ResidualFile
-from greenroom.core.errors import InvalidConfig
+from greenroom.core.errors import InvalidConfig, UnknownName
 from greenroom.core.model_profile import PROFILE_FILE, load_model_profile
-from greenroom.policies.registry import EXPERT_POLICIES, policy_class, runs_routers_ahead
+from greenroom.policies.registry import EXPERT_POLICIES, artifact_kinds, policy_class, runs_routers_ahead
 
 log = logging.getLogger(__name__)
 
@@ -21,8 +21,11 @@ _WITHOUT_PROFILE: Final = "the model goes without a profile"
 _WITHOUT_RESIDUAL: Final = "routers are run ahead as they are"
 
 
-def files_beside(folder: Path, policy: str, options: Mapping[str, Any], given: Collection[str]) -> dict[str, Path]:
-    """By their name in WorkerConfig: the profile, and what ``policy`` predicts by. ``given``: names that are settled.
+def files_beside(
+    folder: Path, policy: str, options: Mapping[str, Any], given: Collection[str], *, batching: str = "fcfs"
+) -> dict[str, Path]:
+    """By their name in WorkerConfig: the profile, and what ``policy`` and the batch policy predict by. ``given``: names
+    that are settled.
 
     What can not be used is passed over, and the log says so. A policy that is not known predicts by nothing: it is
     refused elsewhere.
@@ -32,7 +35,10 @@ def files_beside(folder: Path, policy: str, options: Mapping[str, Any], given: C
     )
     if policy not in EXPERT_POLICIES:
         return found
-    taken = policy_class(policy, options).artifacts
+    try:
+        taken = artifact_kinds(policy, options, batching)
+    except (UnknownName, InvalidConfig):
+        taken = policy_class(policy, options).artifacts
     for kind, said in POLICY_ARTIFACTS.items():
         if kind in taken and kind not in given:
             path = folder / f"{kind}.safetensors"

@@ -18,6 +18,7 @@ from transformers.utils import logging as transformers_logging
 
 from greenroom.core.artifacts.artifact_file import ArtifactFile
 from greenroom.core.artifacts.artifact_kinds import ARTIFACT_FILES
+from greenroom.core.artifacts.paths_file import PathsFile
 from greenroom.core.errors import UnsupportedModel
 from greenroom.core.generation import ServedModel
 from greenroom.core.model_profile import ModelProfile, load_model_profile
@@ -45,6 +46,8 @@ from greenroom.policies.base.events import Artifact
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy
 from greenroom.policies.base.fidelity import Fidelity, check_profile
+from greenroom.policies.base.token_paths import TokenPaths
+from greenroom.policies.expertflow.paths_of_file import paths_of_file
 from greenroom.policies.registry import create_policy, policy_class, spelling
 from greenroom.text import StopChecker, TextProcessor
 from greenroom.worker.generation_engine import ArtifactVersion
@@ -167,7 +170,9 @@ class ModelRuntime:
             policy = create_policy(self.config.policy, catalogue=catalogue, options=self._policy_options())
         else:
             policy = own(catalogue)
-        self.artifacts: dict[str, ArtifactVersion | None] = dict.fromkeys(sorted(policy.artifacts))
+        self.artifacts: dict[str, ArtifactVersion | None] = dict.fromkeys(
+            sorted(policy.artifacts | self.config.artifact_kinds)
+        )
         if self.config.policy == "belady" and "future" not in self.config.policy_options:
             log.warning("belady has not been told the future: it is lru here (greenroom replay knows it)")
         slots = EngineConfig(
@@ -183,7 +188,9 @@ class ModelRuntime:
         try:
             for kind, path in self.config.artifact_files.items():
                 file = ARTIFACT_FILES[kind].read(path)
-                engine.swapped(engine.prepare(artifact_of(catalogue, file, str(path))))
+                artifact = artifact_of(catalogue, file, str(path))
+                if kind in policy.artifacts:
+                    engine.swapped(engine.prepare(artifact))
                 self.artifacts[kind] = ArtifactVersion.of(file)
             remembered = ResidentSetFile(self.pack.path).load(catalogue) if self.config.warm_start else []
             order = policy.fill_order()
@@ -204,12 +211,23 @@ class ModelRuntime:
     def prepare(self, file: ArtifactFile) -> Artifact:
         """The artifact of the file, made ready for ``swap``. In any thread. Raises InvalidConfig for one of another
         model."""
-        return self.experts.prepare(artifact_of(self.experts.catalogue, file, f"version {file.version}"))
+        artifact = artifact_of(self.experts.catalogue, file, f"version {file.version}")
+        if isinstance(file, PathsFile):
+            return replace(artifact, prepared=self._token_paths(file, self.served.vocab_size))
+        return self.experts.prepare(artifact)
 
     def swap(self, artifact: Artifact, version: ArtifactVersion) -> None:
-        """Have the policy predict by the artifact from now on. On the thread that owns the experts, between steps."""
-        self.experts.swapped(artifact)
+        """Have the policies predict by the artifact from now on. On the thread that owns the experts, between steps."""
+        if isinstance(artifact.prepared, TokenPaths):
+            self.loop.engine.swap_paths(artifact.prepared)
+        if artifact.kind in self.experts.policy.artifacts:
+            self.experts.swapped(artifact)
         self.artifacts[artifact.kind] = version
+
+    def _token_paths(self, file: PathsFile, vocabulary: int) -> TokenPaths:
+        """What foretells routing paths by the file. Raises InvalidConfig for one of another model or vocabulary."""
+        policy = self.experts.policy
+        return paths_of_file(file, self.experts.catalogue, past=policy.past_logits, vocabulary=vocabulary)
 
     def _policy_options(self) -> dict[str, Any]:
         """The options given for the policy, and the profile and the fidelity where the policy has such an option."""
@@ -229,6 +247,7 @@ class ModelRuntime:
 
     def _start_loop(self, loaded: LoadedMoE, ragged: RaggedModel, max_model_len: int | None) -> BatchLoop:
         config = self.config
+        policy = config.make_batch_policy()
         batch = BatchConfig(
             kv_budget_bytes=self.plan.kv,
             max_model_len=max_model_len,
@@ -236,15 +255,23 @@ class ModelRuntime:
             max_running=config.max_running,
             max_waiting=config.max_waiting,
             prefill_chunk=config.prefill_chunk,
+            rows_per_forward=config.rows_per_forward,
+            plans_rounds=policy.plans_rounds,
         )
+        paths = None
+        if config.paths is not None:
+            paths = self._token_paths(PathsFile.read(config.paths), loaded.vocab_size)
+        elif policy.reads_paths:
+            log.warning("batching %s: %s", config.batching, policy.without_paths)
         engine = BatchEngine(
             ragged,
             batch,
-            config.make_batch_policy(),
+            policy,
             eos_token_ids=loaded.eos_token_ids,
             stop_checkers=lambda stops: StopChecker(self.text.tokenizer, stops),
             observer=self.experts,
             moves=EngineMoves(self.experts, self.link),
+            paths=paths,
         )
         return BatchLoop(engine).start()
 

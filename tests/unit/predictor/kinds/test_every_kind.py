@@ -14,9 +14,8 @@ from greenroom.predictor.kinds.config import BuildingConfig, LearningConfig
 from greenroom.predictor.kinds.make import make_file
 from greenroom.predictor.kinds.registry import FORECAST_KINDS, POLICY_KINDS
 from greenroom.predictor.making.job import Job, dump_job
-from greenroom.predictor.making.kind import ForecastKind, Kind
+from greenroom.predictor.making.kind import ForecastKind, Kind, TracedSequence, kept_of
 from greenroom.predictor.traces.counts import Shape
-from greenroom.predictor.traces.samples import Sample
 
 SHAPE, SLOTS, SEQUENCES = Shape(3, 8), 2, 12
 KINDS: dict[str, Kind[Any]] = {
@@ -36,9 +35,16 @@ def picks(number: int) -> Any:
     return random.random((60 + number, *(SHAPE.layers, SHAPE.experts))).argsort(axis=2)[:, :, :SLOTS].astype(np.uint8)
 
 
+def tokens(number: int) -> Any:
+    return np.random.default_rng(number).integers(0, 20, size=len(picks(number))).astype(np.uint32)
+
+
 def job(kind: Kind[Any]) -> Job:
-    arrays = [kind.keep(picks(number), SHAPE.experts) for number in range(SEQUENCES)]
-    samples = [Sample("ab"[place % 2], array) for place, array in enumerate(arrays) if array is not None]
+    kept = [
+        kept_of([kind], TracedSequence(picks(number), SHAPE.experts, "ab"[number % 2], tokens(number), 5))
+        for number in range(SEQUENCES)
+    ]
+    samples = [sample for one in kept if (sample := one[kind.keeps]) is not None]
     return Job(kind.name, "m", SHAPE, samples, kind.options())
 
 

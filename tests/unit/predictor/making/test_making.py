@@ -170,8 +170,12 @@ def test_a_recall_that_is_none_is_not_known(said: dict[str, float], known: float
 
 
 def job(count: int = 5, kind: Kind[Any] = EAMC, rows: int = 3, **changed: Any) -> Job:
-    kept = [kind.keep(sequence(seed, rows=rows + seed % 4), SHAPE.experts) for seed in range(count)]
-    samples = [Sample("ab"[seed % 2], array) for seed, array in enumerate(kept) if array is not None]
+    told = [sequence(seed, rows=rows + seed % 4) for seed in range(count)]
+    kept = [
+        kept_of([kind], TracedSequence(one, SHAPE.experts, "ab"[seed % 2], np.arange(len(one), dtype=np.uint32)))
+        for seed, one in enumerate(told)
+    ]
+    samples = [sample for one in kept if (sample := one[kind.keeps]) is not None]
     given = {"kind": kind.name, "model": "m", "shape": SHAPE, "samples": samples, "options": kind.options()}
     return Job(**{**given, **changed})
 
@@ -194,6 +198,7 @@ def test_a_job_is_read_as_it_was_written(kind: Kind[Any]) -> None:
     assert [one.task for one in read.samples] == list("ababa")
     for mine, its in zip(read.samples, written.samples, strict=True):
         assert np.array_equal(mine.array, its.array)
+        assert (mine.tokens is None, mine.prompt_rows) == (its.tokens is None, its.prompt_rows)
     assert (read.earlier, read.recorded) == (b"", 0)
     other = again(job(kind=kind, earlier=b"file", recorded=2))
     assert (other.earlier, other.recorded) == (b"file", 2)

@@ -20,7 +20,7 @@ TOLD = trace(np.zeros((3, 1, 1), int), 4, tokens=2 * SECRET)
 
 
 def record_of(value: bytes | None) -> Record:
-    return Record("traces", 0, 5, b"k", value, 0)
+    return Record("traces", 0, 5, 0, b"k", value)
 
 
 def test_a_trace_that_contradicts_itself_is_kept_without_its_tokens() -> None:

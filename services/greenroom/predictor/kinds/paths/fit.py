@@ -47,7 +47,7 @@ from greenroom.predictor.kinds.paths.logistic import fitted
 from greenroom.predictor.kinds.reuse.fit import moving
 from greenroom.replay.traces.held_out import sequences_to_learn_from
 from greenroom.replay.traces.routing_trace import RoutingTrace
-from greenroom.replay.traces.token_numbers import tokens_of, vocabulary_of
+from greenroom.replay.traces.token_numbers import texts_digest, tokens_of, vocabulary_of
 
 KEEP: Final = (0.9, 0.98)
 """What the averages over earlier tokens keep at a token: the last ten, and the last fifty."""
@@ -135,6 +135,7 @@ def fit(
             "tokens": samples.learnt_rows,
             "held_out_tokens": trace.tokens - samples.learnt_rows,
             "known_tokens": len(samples.known),
+            "numbered_texts": texts_digest(trace),
             "rows": {name: len(chosen[name]) for name in GRAMS},
             "left_out": {name: len(gram.codes) - len(chosen[name]) for name, gram in samples.grams.items()},
             "recall": {
