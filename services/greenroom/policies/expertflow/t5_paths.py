@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
@@ -18,11 +18,9 @@ from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.token_paths import TokenPaths
 from greenroom.policies.expertflow.t5_cache import T5Cache
 from greenroom.policies.expertflow.t5_network import UNSEEN, Array, T5Network, attend, merged, normed
+from greenroom.policies.expertflow.token_tables import Past
 
 CACHE_BYTES: Final = 64 * MIB
-Past = Callable[[Ids], Scores | None]
-"""``ExpertPolicy.past_logits``."""
-
 _LARGEST: Final = 80
 _MOST_PROMPTS: Final = 4096
 """Sequences whose prompts are remembered. More do not run at once."""

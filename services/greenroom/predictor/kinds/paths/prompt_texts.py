@@ -10,7 +10,6 @@ import numpy as np
 
 from greenroom.policies.base.array_types import Ids
 from greenroom.replay.traces.meta_file import meta_beside, read_lines
-from greenroom.replay.traces.routing_trace import RoutingTrace
 from greenroom.replay.traces.trace_file import TraceError
 
 PROMPT: Final = "prompt"
@@ -49,26 +48,25 @@ class LongestMatch:
 
 
 def prompts_of(texts: Sequence[str], prompts: Iterable[str]) -> list[Ids]:
-    """The prompts in the numbers of the tokens' ``texts``."""
+    """The prompts in the numbers of the tokens' ``texts``, which are those that are learnt from (``texts_of``)."""
     match = LongestMatch(texts)
     return [match.split(prompt) for prompt in prompts]
 
 
-def prompts_beside(path: Path, trace: RoutingTrace) -> list[Ids] | None:
-    """Of the sequences of ``trace``, from the texts in the meta file beside ``path``; the trace's tokens are numbered
-    by what is learnt from (``numbered_by``).
+def prompts_beside(path: Path, sequences: int) -> list[str] | None:
+    """Of the sequences of the trace at ``path``, out of the meta file beside it.
 
-    None where the tokens are no texts, or the file tells no prompts. Raises TraceError, naming the line.
+    None where there is no such file, or it tells no prompts. Raises TraceError, naming the line.
     """
     meta = meta_beside(path)
-    if trace.token_texts is None or not meta.exists():
+    if not meta.exists():
         return None
     found = [line.get(PROMPT) for line in read_lines(meta)]
     if all(one is None for one in found):
         return None
-    if len(found) != trace.sequences:
-        raise TraceError(f"{meta} has {len(found)} lines and the trace {trace.sequences} sequences")
+    if len(found) != sequences:
+        raise TraceError(f"{meta} has {len(found)} lines and the trace {sequences} sequences")
     for number, one in enumerate(found, start=1):
         if not isinstance(one, str):
             raise TraceError(f"{meta}: line {number}: {PROMPT} must be a text, as in the other lines")
-    return prompts_of(trace.token_texts, found)
+    return found

@@ -15,6 +15,7 @@ from greenroom.core.errors import InvalidConfig
 from greenroom.policies.base.events import Phase
 from greenroom.predictor.kinds.paths.t5_past import foreseen
 from greenroom.replay.traces.routing_trace import RoutingTrace
+from greenroom.replay.traces.token_numbers import tokens_of
 
 _CHUNK: Final = 8192
 """Tokens that are counted together."""
@@ -56,20 +57,19 @@ class TokenSamples:
     def of(
         cls, trace: RoutingTrace, prompts: Sequence[NDArray[np.integer]] | None, longest_prompt: int, learnt: int
     ) -> TokenSamples:
-        """Raises InvalidConfig where the trace has no tokens, or other prompts than sequences."""
-        if trace.token is None:
-            raise InvalidConfig("trace", "no array token", "one that was recorded with its tokens")
+        """Raises TraceError where the trace has no tokens, InvalidConfig for other prompts than sequences."""
+        ids = tokens_of(trace)
         if prompts is not None and len(prompts) != trace.sequences:
             raise InvalidConfig("prompts", len(prompts), f"one for each of {trace.sequences} sequences")
-        tokens = _known(trace.token[: int(trace.seq_starts[learnt])], int(trace.experts_per_layer.sum()))
+        tokens = _known(ids[: int(trace.seq_starts[learnt])], int(trace.experts_per_layer.sum()))
         found = [] if prompts is None else [np.asarray(one, dtype=np.int64) for one in prompts]
         if prompts is None:
             asked = np.zeros(trace.tokens, bool) if trace.phase is None else trace.phase != Phase.DECODE
             for begin, end in zip(trace.seq_starts[:-1].tolist(), trace.seq_starts[1:].tolist(), strict=True):
-                found.append(trace.token[begin:end][asked[begin:end]])
+                found.append(ids[begin:end][asked[begin:end]])
         read = [embedding_rows(tokens, one[-longest_prompt:]) for one in found]
         read = [one if len(one) else np.array([UNKNOWN]) for one in read]
-        return cls(trace, tokens, embedding_rows(tokens, trace.token), read)
+        return cls(trace, tokens, embedding_rows(tokens, ids), read)
 
     def counted(self, sequences: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """``[V]``: how often the first sequences have each row of the embedding; ``[V, N]``: what it picked."""

@@ -49,7 +49,7 @@ class T5Options:
     """
 
     shape: T5Shape = field(default_factory=T5Shape)
-    epochs: int = 20
+    epochs: int = 6
     batch: int = 16
     piece: int = 64
     learning_rate: float = 1e-3
@@ -57,7 +57,7 @@ class T5Options:
     dropout: float = 0.1
     unknown: float = 0.1
     unprompted: float = 0.5
-    believed_after: float = 4.0
+    believed_after: float = 2.0
     held_out: float = 0.1
     weighed: float = 0.1
     seed: int = 0
@@ -77,7 +77,8 @@ def fit_t5(
     is known of each token's sequence; without it only tokens count.
 
     The same routing, seed and number of threads give the same network on the same machine, where ``seconds`` suffice.
-    Raises InvalidConfig where there is too little to learn from, or ``reuse`` is another model's.
+    Raises InvalidConfig where there is too little to learn from, or ``reuse`` is another model's; TraceError for a
+    trace without tokens.
     """
     began, options = now(), options or T5Options()
     options.shape.check()

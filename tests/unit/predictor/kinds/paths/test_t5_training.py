@@ -20,37 +20,15 @@ from greenroom.policies.expertflow.t5_paths import T5Paths
 from greenroom.predictor.kinds.paths.t5 import T5PathNetwork
 from greenroom.predictor.kinds.paths.t5_training import T5Options, fit_t5
 from greenroom.replay.traces.routing_trace import RoutingTrace
+from greenroom.replay.traces.trace_file import TraceError
 from tests.random_t5 import SMALL, random_t5
+from tests.routed_by_tokens import EXPERTS, LAYERS, LENGTH, TOKENS, drawn, ids_of, routed
 
 CATALOGUE = Catalogue("random", experts_per_layer=[4, 3], top_k=[2, 2], expert_bytes=[1, 1])
-LAYERS, EXPERTS, TOKENS, LENGTH = 3, 6, 9, 24
 TINY = T5Shape(width=32, inner=32, heads=2, key=16, encoder_layers=1, decoder_layers=1, window=6, prompt=8)
 QUICK = T5Options(
     shape=TINY, epochs=8, piece=12, learning_rate=5e-3, dropout=0.0, unknown=0.0, unprompted=0.0, held_out=0.2, seed=1
 )  # fmt: skip
-
-
-def drawn(sequences: int, *, seed: int = 0) -> tuple[NDArray[np.int64], list[NDArray[np.int64]]]:
-    """Tokens of all sequences, and their prompts."""
-    random = np.random.default_rng(seed)
-    tokens = random.integers(TOKENS, size=(sequences, LENGTH))
-    return tokens, [random.integers(TOKENS, size=1) for _ in range(sequences)]
-
-
-def routed(tokens: NDArray[np.int64], prompts: list[NDArray[np.int64]]) -> RoutingTrace:
-    """Layer 0 follows the token, layer 1 the token before it, layer 2 the prompt's."""
-    before = np.concatenate([np.full((len(tokens), 1), 0), tokens[:, :-1]], axis=1)
-    first = np.array([prompt[0] for prompt in prompts])[:, None].repeat(LENGTH, axis=1)
-    picks = np.stack([tokens, before, first], axis=2) % EXPERTS
-    starts = np.arange(len(tokens) + 1) * LENGTH
-    ids = 100 + 3 * tokens.ravel()  # not side by side
-    return RoutingTrace(
-        picks.reshape(-1, LAYERS, 1).astype(np.uint8), starts, EXPERTS, token=ids, model="follows its tokens"
-    )
-
-
-def ids_of(prompts: list[NDArray[np.int64]]) -> list[NDArray[np.int64]]:
-    return [100 + 3 * prompt for prompt in prompts]
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +117,7 @@ def test_prompts_are_the_rows_of_prompts_where_the_trace_has_them() -> None:
 
 def test_what_can_not_be_learnt_from_is_refused(told: tuple[RoutingTrace, list[NDArray[np.int64]]]) -> None:
     trace, prompts = told
-    with pytest.raises(InvalidConfig, match="no array token"):
+    with pytest.raises(TraceError, match="no array token"):
         fit_t5(replace(trace, token=None), prompts, QUICK)
     with pytest.raises(InvalidConfig, match="prompts: 149"):
         fit_t5(trace, prompts[1:], QUICK)
