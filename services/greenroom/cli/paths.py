@@ -102,7 +102,7 @@ def fit(
         if trace.token is None:
             allowed = "routing with the tokens of its rows: an array token, or decode_tokens in a .meta.jsonl beside it"
             raise InvalidConfig("trace", "one without tokens", allowed)
-    chosen = FitOptions(held_out, parse_bytes(max_bytes), vocabulary, seed, seconds)
+    chosen = FitOptions(held_out, parse_bytes(max_bytes, field="max-bytes"), vocabulary, seed, seconds)
     made = _fitted(form, recorded, files, known, chosen)
     write_artifact(made, out)
     click.echo(f"{out}: {_said(made)}")

@@ -159,3 +159,13 @@ def test_in_an_encoder_decoder_decoding_says_nothing_of_the_encoders_next_turn()
     assert soon[:6] == pytest.approx(plain.next_turn()[:6])
     assert soon[[8, 11]].min() > 0.9
     assert soon[[6, 7, 9, 10]].max() < 0.1
+
+
+def test_it_tells_what_sequences_past_says_and_nothing_of_those_without() -> None:
+    policy = Reuse(POOL)
+    turn(policy, 1)
+    known = policy.past_logits(np.array([5, 0], dtype=np.int64))
+    assert np.isnan(known[0]).all()
+    assert known[1] == pytest.approx(policy.reuse.chances.logits(np.array([0], dtype=np.int64))[0])
+    assert np.isnan(policy.past_logits(np.array([5], dtype=np.int64))).all(), "it has not begun by being asked for"
+    assert create_policy("lru", catalogue=POOL).past_logits(np.array([0], dtype=np.int64)) is None

@@ -51,7 +51,8 @@ def test_what_is_missing_is_said_as_loud_as_it_matters(tmp_path: Path, caplog: p
             assert files_beside(tmp_path, policy, options, ()) == {}
     said = {kind: [one.levelno for one in caplog.records if f"{kind}.safetensors" in one.getMessage()]
             for kind in POLICY_ARTIFACTS}  # fmt: skip
-    assert said == {"eamc": [logging.WARNING], "path": [logging.INFO], "reuse": [logging.INFO], "expert_mlp": []}
+    assert said == {"eamc": [logging.WARNING], "path": [logging.INFO], "reuse": [logging.INFO], "expert_mlp": [],
+                    "paths": []}  # fmt: skip
 
 
 def test_the_python_engine_takes_them_up_too(folder: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -66,7 +66,7 @@ class TokenTables(TokenPaths):
         """By feature ``[3, N]``, for each mode."""
         known: NDArray[np.uint32] = tensors["tokens"]
         self._known = len(known)
-        self._place_of = np.full(file.vocabulary + 1, _UNKNOWN, dtype=np.int64)  # the last: of ids beyond it
+        self._place_of = np.full(file.vocabulary + 1, _UNKNOWN, dtype=np.int32)  # the last: of ids beyond it
         self._place_of[known] = np.arange(self._known)
         self._codes = {name: codes_of(tensors[f"{name}.keys"], self._known) for name in GRAMS}
         self._logits: dict[str, NDArray[np.int8]] = {name: tensors[f"{name}.logits"] for name in GRAMS}
@@ -87,9 +87,7 @@ class TokenTables(TokenPaths):
             return found
         ids = np.where(tokens >= 0, tokens, _UNKNOWN).astype(np.int64)
         distinct, of_row = np.unique(sequences, return_inverse=True)
-        groups = [np.flatnonzero(of_row == one) for one in range(len(distinct))] if len(distinct) > 1 else [
-            np.arange(len(tokens))
-        ]  # fmt: skip
+        groups = np.split(np.argsort(of_row, kind="stable"), np.cumsum(np.bincount(of_row))[:-1])
         histories = [self._history(one) for one in distinct.tolist()]
         self._fold(histories, [int(positions[rows[0]]) for rows in groups])
         back = np.empty((len(tokens), 3), dtype=np.int64)
@@ -100,16 +98,9 @@ class TokenTables(TokenPaths):
             same[:, rows] = history.same(len(rows))
         places = self._places(back)
         at = {name: self._at(name, places) for name in GRAMS}
-        past = None if self._past is None else self._past(distinct)
-        modes = np.full(len(distinct), ALONE)
-        if past is not None:
-            has_picks = np.array([one.has_picks for one in histories])
-            modes = np.where(np.isnan(past).all(axis=1), ALONE, np.where(has_picks, PICKS, PAST))
-            past = past - self._popularity
-            past[np.isnan(past)] = 0
         context = np.empty((len(tokens), *self._averages.shape[1:]), dtype=np.float32)
-        running = self._averages[[one.slot for one in histories]]
-        self._run(running, of_row, at["token"], context)
+        self._run(self._averages[[one.slot for one in histories]], of_row, at["token"], context)
+        past, modes = self._known_of(distinct, histories)
         for mode in np.unique(modes).tolist():
             of_mode = np.flatnonzero(modes[of_row] == mode)
             for begin in range(0, len(of_mode), _ROWS_AT_ONCE):
@@ -121,7 +112,7 @@ class TokenTables(TokenPaths):
                     self._add_rows(own, name, at[name][rows], mode)
                 for number in range(len(self._keep)):
                     own += self._weights[f"context_{number}"][mode] * context[rows, number]
-                if mode != ALONE and past is not None:
+                if mode != ALONE:
                     self._add_past(own, past[of_row[rows]], at["token"][rows] < 0, mode)
                 if mode == PICKS:
                     self._add_picks(logits, [histories[one] for one in of_row[rows].tolist()], same[:, rows])
@@ -175,19 +166,34 @@ class TokenTables(TokenPaths):
     def _run(self, running: Scores, groups: Ids, at: Rows, before: Scores | None) -> None:
         """Take tokens into the averages ``running[S, C, N]`` of ``groups[T]``, in place.
 
-        ``at[T]``: rows of the token table, -1: none. ``before[T, C, N]`` is set to what the averages were before each.
+        ``at[T]``: rows of the token table, -1: none. ``before[T, C, N]`` is set to what the averages were before each;
+        then the last ones are not taken.
         """
         gain, table, unit = 1 - self._keep, self._logits["token"], self._unit["token"]
-        for rows in _by_rank(groups, len(running)):
+        ranks = _by_rank(groups, len(running))
+        for number, rows in enumerate(ranks):
             of_rows = groups[rows]
             own = running[of_rows]
             if before is not None:
                 before[rows] = own
+                if number == len(ranks) - 1:
+                    return  # what comes after the last one nobody asks for
             own *= self._keep
             known = np.flatnonzero(at[rows] >= 0)
             if len(known):
                 own[known] += gain * np.multiply(table[at[rows[known]]], unit, dtype=np.float32)[:, None]
             running[of_rows] = own
+
+    def _known_of(self, sequences: Ids, histories: list[TokenHistory]) -> tuple[Scores, Ids]:
+        """Of each sequence how much likelier each expert is by its past, 0 where that is not known; and its mode."""
+        past = None if self._past is None else self._past(sequences)
+        if past is None:
+            return np.zeros((0, self.catalogue.size), dtype=np.float32), np.full(len(sequences), ALONE)
+        has_picks = np.array([one.has_picks for one in histories])
+        modes = np.where(np.isnan(past).all(axis=1), ALONE, np.where(has_picks, PICKS, PAST))
+        above: Scores = past - self._popularity
+        above[~np.isfinite(above)] = 0
+        return above, modes
 
     # -- sums ------------------------------------------------------------------------------------------------------
 
@@ -228,15 +234,17 @@ class TokenTables(TokenPaths):
             logits[has[:, None], keys] += adds[keys]
 
 
-def _by_rank(groups: Ids, count: int) -> Iterator[Rows]:
+def _by_rank(groups: Ids, count: int) -> list[Rows]:
     """The first row of each group, then the second of each, and so on."""
     if not len(groups):
-        return
+        return []
     order = np.argsort(groups, kind="stable")
     sizes = np.bincount(groups, minlength=count)
+    if int(sizes.max()) == 1:
+        return [order]
     rank = np.arange(len(groups)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    for number in range(int(sizes.max())):
-        yield order[rank == number]
+    by_rank = np.argsort(rank, kind="stable")
+    return np.split(order[by_rank], np.cumsum(np.bincount(rank))[:-1])
 
 
 def _chance(logits: Scores) -> Scores:

@@ -111,7 +111,8 @@ class TokenSamples:
 
     def unknown(self, rows: slice) -> NDArray[np.bool_]:
         """Which rows' tokens were not learnt from."""
-        return self._rows[rows] == UNKNOWN
+        found: NDArray[np.bool_] = self._rows[rows] == UNKNOWN
+        return found
 
     def hits(self, scores: NDArray[np.float32], picked: NDArray[np.float32]) -> tuple[float, float]:
         """Of the picks ``picked[rows, N]`` those among the likeliest of their layer, as many as were picked; and how

@@ -95,7 +95,7 @@ def test_the_same_seed_gives_the_same_and_leaves_torchs_own_chance_alone(
 
 
 def test_it_ends_in_time_with_what_it_has_learnt(told: tuple[RoutingTrace, list[NDArray[np.int64]]]) -> None:
-    clock, shares = itertools.count(), []
+    clock, shares = itertools.count(), list[float]()
     found = fit_t5(*told, replace(QUICK, seconds=9.0), on_progress=shares.append, now=lambda: float(next(clock)))
     assert len(shares) == 9
     assert shares == sorted(shares)
@@ -141,7 +141,7 @@ def test_with_coefficients_of_reuse_it_is_weighed_against_the_past() -> None:
     made = fit_t5(trace, None, replace(QUICK, epochs=3), reuse=reuse)
     assert made.report["recall"]["past"] > made.report["recall"]["alone"] + 0.1
     assert made.report["tokens"] < 0.8 * trace.tokens
-    asked_for = []
+    asked_for: list[NDArray[np.int64]] = []
 
     def past_of(sequences: NDArray[np.int64]) -> NDArray[np.float32]:
         asked_for.append(sequences)

@@ -1,0 +1,61 @@
+"""From recorded routing with tokens to tables of tokens."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from greenroom.core.artifacts.paths_file import PathsFile
+from greenroom.replay import RoutingTrace
+from tests.pipeline.commands import complaint_of
+from tests.pipeline.commands import output_of as run
+
+EXPERTS, TOKENS = 8, 12
+
+
+def spoken(path: Path, *, seed: int, written: str = "ids") -> str:
+    """Token t picks expert t in layer 0 and t + 1 in layer 1. Returns where it is kept."""
+    token = np.random.default_rng(seed).integers(TOKENS, size=20 * 40)
+    picks = ((token[:, None] + np.arange(2)) % EXPERTS)[..., None].astype(np.uint8)
+    starts = np.arange(21) * 40
+    RoutingTrace(picks, starts, EXPERTS, token=token if written == "ids" else None, model="spoken").save(path)
+    if written == "texts":
+        lines = [{"decode_tokens": [f"t{one}" for one in row]} for row in token.reshape(20, 40).tolist()]
+        path.with_suffix(".meta.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    return str(path)
+
+
+def test_tables_are_fitted_to_traces_and_shown(tmp_path: Path) -> None:
+    out = str(tmp_path / "p.safetensors")
+    monday, tuesday = (spoken(tmp_path / f"{seed}.npz", seed=seed) for seed in (0, 1))
+    said = run("paths", "fit", "--trace", monday, "--trace", tuesday, "--out", out, "--held-out", "0.25")
+    assert "fitted to 40 sequences of spoken, 2 layers × 8 experts" in said
+    shown = run("paths", "show", out)
+    assert "held out, by the token's own table: 100.0%" in shown
+    assert "token: 12 rows, 0 left out" in shown
+    figures = json.loads(run("paths", "show", out, "--json"))
+    assert (figures["form"], figures["vocabulary"], figures["held_out_tokens"]) == ("tables", TOKENS, 400)
+    assert figures["recall"]["tokens"] > 0.99
+    again = str(tmp_path / "again.safetensors")
+    reuse = str(tmp_path / "r.safetensors")
+    run("reuse", "fit", "--trace", monday, "--averages-only", "--out", reuse)
+    run(
+        "paths", "fit", "--trace", monday, "--reuse", reuse, "--vocabulary", "99", "--max-bytes", "1KiB", "--out", again
+    )
+    small = PathsFile.read(Path(again))
+    assert small.vocabulary == 99
+    assert sum(small.report["left_out"].values()) > 0
+
+
+def test_texts_beside_the_trace_are_tokens_too_and_without_tokens_it_says_what_is_missing(tmp_path: Path) -> None:
+    out = str(tmp_path / "p.safetensors")
+    texts = spoken(tmp_path / "texts.npz", seed=0, written="texts")
+    run("paths", "fit", "--trace", texts, "--out", out, "--seconds", "60")
+    assert PathsFile.read(Path(out)).report["recall"]["token"] == 1
+    none = spoken(tmp_path / "none.npz", seed=0, written="nothing")
+    said = run("paths", "fit", "--trace", none, "--out", str(tmp_path / "q.safetensors"), status=1)
+    assert "an array token, or decode_tokens in a .meta.jsonl beside it" in said
+    assert not (tmp_path / "q.safetensors").exists()
+    assert "path" in complaint_of("paths", "show", spoken(tmp_path / "t.npz", seed=1))
