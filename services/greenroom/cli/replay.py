@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -132,10 +133,12 @@ def replay(
     from tqdm import tqdm
 
     from greenroom.core.artifacts.artifact_kinds import ARTIFACT_FILES
+    from greenroom.core.artifacts.paths_file import PathsFile
     from greenroom.core.pictures import check_plot
     from greenroom.core.units import parse_bytes
     from greenroom.policies.base.artifacts import artifact_of
     from greenroom.policies.registry import check_given, check_taken, policy_class, spelling
+    from greenroom.replay.simulation.paths_from_file import PathsFromFile
     from greenroom.replay.sweeps import report
     from greenroom.replay.sweeps.plot import plot
     from greenroom.replay.sweeps.sweep import Sweep, slots_of, specs_of
@@ -146,7 +149,7 @@ def replay(
             raise InvalidConfig(option, str(file), "a file in a folder that exists")
     if plot_file is not None:
         check_plot(plot_file)
-    recorded = RoutingTrace.load(trace)
+    recorded = RoutingTrace.load(trace, tokens=artifacts["paths"] is not None)
     catalogue = recorded.catalogue()
     size = None if expert_bytes is None else parse_bytes(expert_bytes, field="expert-bytes")
     if size == 0:
@@ -174,6 +177,10 @@ def replay(
     files = artifacts_from(artifacts)
     for kind, path in files.items():
         check_taken(kind, str(path), [(spec.name, spec.options) for spec in specs])
+    if timed is not None and "paths" in files:
+        foretold = PathsFromFile(PathsFile.read(files["paths"]))
+        foretold.check(recorded)
+        timed = replace(timed, paths=foretold)
     for spec in specs:
         if timed is not None:
             check_given(files.keys(), spec.name, spec.options)

@@ -109,9 +109,10 @@ def test_maps_beside_a_model_are_for_policies_that_run_routers_ahead(tmp_path: P
 
 def test_what_a_policy_does_not_take_is_said_of_it_as_it_is_written(tmp_path: Path) -> None:
     literal, file = "duoserve:literal=true", tmp_path / "a.safetensors"
-    with pytest.raises(InvalidConfig, match=f"{literal} runs no router ahead.* policy duoserve or look-ahead or reuse"):
+    asking = "duoserve or expertflow or look-ahead or reuse"
+    with pytest.raises(InvalidConfig, match=f"{literal} runs no router ahead.* policy {asking}"):
         WorkerConfig("model", policy=literal, expert_mlp=file, residual=file)
-    with pytest.raises(InvalidConfig, match=f"{literal} takes no path: .*choose the policy duoserve$"):
+    with pytest.raises(InvalidConfig, match=f"{literal} takes no path: .*choose the policy duoserve or expertflow$"):
         WorkerConfig("model", policy=literal, expert_mlp=file, path=file)
 
 

@@ -47,12 +47,17 @@ def test_what_can_not_be_used_is_passed_over_with_a_word(folder: Path, caplog: p
 
 def test_what_is_missing_is_said_as_loud_as_it_matters(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        for policy, options in (("duoserve", {}), ("moe-infinity", {}), ("duoserve", {"literal": True})):
+        literal = {"literal": True}
+        for policy, options in (
+            ("duoserve", {}), ("moe-infinity", {}), ("duoserve", literal), ("expertflow", literal),
+        ):  # fmt: skip
             assert files_beside(tmp_path, policy, options, ()) == {}
     said = {kind: [one.levelno for one in caplog.records if f"{kind}.safetensors" in one.getMessage()]
             for kind in POLICY_ARTIFACTS}  # fmt: skip
-    assert said == {"eamc": [logging.WARNING], "path": [logging.INFO], "reuse": [logging.INFO], "expert_mlp": [],
-                    "paths": []}  # fmt: skip
+    assert said == {
+        "eamc": [logging.WARNING], "path": [logging.INFO], "paths": [logging.WARNING], "reuse": [logging.INFO],
+        "expert_mlp": [],
+    }  # fmt: skip
 
 
 def test_the_python_engine_takes_them_up_too(folder: Path) -> None:

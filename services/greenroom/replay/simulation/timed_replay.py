@@ -302,6 +302,8 @@ class TimedEngine:
                             engine.predicted(self._predictions.answer(request, picks))
                     rows = np.bincount(own.ravel()).astype(np.float64)
                     self._compute(landing, rows * compute.row_s + compute.expert_s)
+        if self._paths is not None and step.positions is not None:
+            self._paths.picked(step.sequences, step.positions, step.picks)
         for sequence in step.ended:
             engine.sequence_ended(sequence, SequenceEnd.FINISHED)
             if self._paths is not None:

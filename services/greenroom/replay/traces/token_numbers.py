@@ -33,8 +33,8 @@ def vocabulary_of(trace: RoutingTrace) -> int:
 
 
 def texts_digest(trace: RoutingTrace) -> str:
-    """Names the numbering of texts, since what was learnt by one says nothing of tokens under another. "": the tokens are
-    ids of the model."""
+    """Names the numbering of texts, since what was learnt by one says nothing of tokens under another. "": the tokens
+    are ids of the model."""
     if trace.token_texts is None:
         return ""
     return blake2b("\0".join(trace.token_texts).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
