@@ -8,7 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from greenroom.core.generation import Event, Finished, GenerationRequest, SamplingParams, Token
 from greenroom.moe.attention.ragged_attention import Chunk
@@ -120,8 +122,8 @@ def recorded(model: RaggedModel) -> Iterator[list[torch.Tensor]]:
     """The logits of every forward while it is open."""
     seen: list[torch.Tensor] = []
 
-    def forward(chunks: Sequence[Chunk]) -> torch.Tensor:
-        logits = RaggedModel.forward(model, chunks)
+    def forward(chunks: Sequence[Chunk], paths: NDArray[np.float32] | None = None) -> torch.Tensor:
+        logits = RaggedModel.forward(model, chunks, paths)
         seen.append(logits)
         return logits
 

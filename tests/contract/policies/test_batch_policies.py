@@ -107,7 +107,7 @@ class Worker:
             return None, None
         told = [life.sequence for life in self.running if life.prefill_left == 0]
         told += [life.sequence for life in self.waiting[: self.random.integers(2)]]
-        chances = np.float32(self.random.random((len(told), EXPERTS)) ** 4)
+        chances = (self.random.random((len(told), EXPERTS)) ** 4).astype(np.float32)
         chances.setflags(write=False)
         resident = self.random.random(EXPERTS) < self.random.choice([0.3, 1.0])
         resident.setflags(write=False)

@@ -17,7 +17,8 @@ def bench(slots: int) -> Bench:
 
 
 def victims(used: Bench, count: int, incoming: list[int]) -> list[int]:
-    return used.policy.victims(used.request(count, incoming=incoming)).tolist()
+    found: list[int] = used.policy.victims(used.request(count, incoming=incoming)).tolist()
+    return found
 
 
 def test_a_full_layer_evicts_its_own_least_recently_used_though_others_are_older() -> None:

@@ -134,7 +134,7 @@ def test_groups_by_known_paths_need_fewer_experts_than_fixed_ones() -> None:
 
     def needed(policy: FcfsBatching | TokenScheduler) -> int:
         found = scheduled_steps(trace, policy, Scheduling(8, rows_per_forward=4, known=True))
-        return sum(np.count_nonzero(np.asarray(each.paths).any(axis=0)) for each in found)
+        return sum(int(np.count_nonzero(np.asarray(each.paths).any(axis=0))) for each in found)
 
     assert needed(TokenScheduler()) < 0.97 * needed(FcfsBatching())
 

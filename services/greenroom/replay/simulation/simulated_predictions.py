@@ -83,7 +83,8 @@ class GradedPredictions:
         rows, places = np.nonzero(picks < experts)
         draws[rows, picks[rows, places]] += shift
         logits = shift * draws - shift * shift / 2 + np.log(top_k / (experts - top_k))
-        return 1 / (1 + np.exp(-logits))
+        chances: NDArray[np.float64] = 1 / (1 + np.exp(-logits))
+        return chances
 
     def _shift(self, top_k: int, experts: int) -> float:
         if (top_k, experts) not in self._shifts:

@@ -175,7 +175,7 @@ class ModelEngine:
     def _lose_device(self) -> None:
         """The fault ``device``: from now on every forward fails as on a GPU with a dead context."""
 
-        def lost(chunks: Sequence[Chunk]) -> torch.Tensor:
+        def lost(chunks: Sequence[Chunk], paths: object = None) -> torch.Tensor:
             raise device_loss()
 
         self._worker.loop.engine.model.forward = lost  # type: ignore[method-assign]

@@ -42,7 +42,9 @@ def routed(policy: LiteralExpertFlow, step: Step, layer: int, *picks: int) -> No
 
 def victims(policy: LiteralExpertFlow, count: int, resident: set[int], reason: Reason = Reason.ON_DEMAND) -> list[int]:
     mask = mask_of(POOL, resident)
-    return policy.victims(VictimRequest(Tier.DEVICE, count, mask, mask, reason, keys_of([0]))).tolist()
+    request = VictimRequest(Tier.DEVICE, count, mask, mask, reason, keys_of([0]))
+    found: list[int] = policy.victims(request).tolist()
+    return found
 
 
 def test_all_layers_are_wanted_before_the_first_nearer_ones_first() -> None:
