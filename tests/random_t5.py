@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from greenroom.core.artifacts.paths_file import PathsFile
 from greenroom.core.artifacts.paths_forms.t5 import T5, T5Shape
@@ -23,7 +25,7 @@ def random_t5(
         for name, size in shape.weights(len(tokens), sum(experts)).items()
     }
     known = np.array(tokens, dtype=np.uint32)
-    tensors = {"shape": np.array(shape, dtype=np.uint16), "tokens": known, **weights}
+    tensors: dict[str, NDArray[Any]] = {"shape": np.array(shape, dtype=np.uint16), "tokens": known, **weights}
     vocabulary = max(tokens, default=0) + 1
     return PathsFile(
         model="random", experts_per_layer=experts, sequences=1, form=T5, vocabulary=vocabulary, tensors=tensors

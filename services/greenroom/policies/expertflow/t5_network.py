@@ -176,7 +176,7 @@ def normed(states: Array, weight: Array) -> Array:
 
 def attend(query: Array, keys: Array, values: Array, bias: Array) -> Array:
     """``[.., H, T, key]`` of queries alike, keys and values ``[.., H, S, key]``, and ``bias[.., H, T, S]``."""
-    scores = query @ np.swapaxes(keys, -1, -2)
+    scores: Array = query @ np.swapaxes(keys, -1, -2)
     scores += bias
     scores -= scores.max(axis=-1, keepdims=True)
     np.exp(scores, out=scores)

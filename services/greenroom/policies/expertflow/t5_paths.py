@@ -96,20 +96,22 @@ class T5Paths(TokenPaths):
             places = np.array(together, dtype=np.intp)
             found[places] = self._decode(slots, positions[places], rows[places])
         if self._past is not None:
-            self._add_past(found, sequences, rows == UNKNOWN)
+            self._add_past(found, sequences, rows)
         return _chance(found)
 
-    def _add_past(self, logits: Scores, sequences: Ids, unknown: NDArray[np.bool_]) -> None:
+    def _add_past(self, logits: Scores, sequences: Ids, rows: Ids) -> None:
         distinct, of_row = np.unique(sequences, return_inverse=True)
         past = None if self._past is None else self._past(distinct)
         if past is None:
             return
-        told = np.flatnonzero(~np.isnan(past).all(axis=1)[of_row])
+        untold = np.asarray(np.isnan(past).all(axis=1))
+        told = np.flatnonzero(~untold[of_row])
         known, weights = past[of_row[told]] - self._popularity, self._weights
         known[np.isnan(known)] = 0
         own = (logits[told] - self._popularity) * weights[0]
         own += known * weights[1]
-        own[unknown[told]] += known[unknown[told]] * weights[2]
+        unknown = rows[told] == UNKNOWN
+        own[unknown] += known[unknown] * weights[2]
         logits[told] = own + (self._popularity + self._bias)
 
     def _together(self, sequences: Ids) -> Iterator[list[NDArray[np.intp]]]:

@@ -66,7 +66,8 @@ def prompts_beside(path: Path, sequences: int) -> list[str] | None:
         return None
     if len(found) != sequences:
         raise TraceError(f"{meta} has {len(found)} lines and the trace {sequences} sequences")
-    for number, one in enumerate(found, start=1):
-        if not isinstance(one, str):
-            raise TraceError(f"{meta}: line {number}: {PROMPT} must be a text, as in the other lines")
-    return found
+    texts = [one for one in found if isinstance(one, str)]
+    if len(texts) < len(found):
+        line = next(number for number, one in enumerate(found, start=1) if not isinstance(one, str))
+        raise TraceError(f"{meta}: line {line}: {PROMPT} must be a text, as in the other lines")
+    return texts

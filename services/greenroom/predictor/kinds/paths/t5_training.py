@@ -23,6 +23,7 @@ from greenroom.predictor.kinds.paths.t5_samples import Batch, Piece, TokenSample
 from greenroom.predictor.kinds.paths.t5_start import counted_start
 from greenroom.replay.traces.held_out import sequences_to_learn_from
 from greenroom.replay.traces.routing_trace import RoutingTrace
+from greenroom.replay.traces.token_numbers import texts_digest
 
 LEAST_TOKENS: Final = 500
 """Fewer say less of a token than chance does."""
@@ -122,6 +123,7 @@ def fit_t5(
             "held_out_tokens": trace.tokens - int(trace.seq_starts[measured]),
             "recall": {name: round(one, 4) for name, one in recall.items()},
             "recall_by_epoch": [round(one, 4) for one in recalls],
+            "numbered_texts": texts_digest(trace),
             "seconds": round(now() - began, 1),
         },
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -70,7 +69,7 @@ def test_each_form_is_fitted_to_the_same_sequences_and_the_best_is_one_of_them()
     assert paths.chances(np.array([1]), np.array([0]), np.array([100])).shape == (1, LAYERS * EXPERTS)
 
 
-def test_ids_beyond_the_vocabulary_are_refused_by_each_form(tmp_path: Path) -> None:
+def test_ids_beyond_the_vocabulary_are_refused_by_each_form() -> None:
     trace = routed(*drawn(50))
     for form in ("tables", "t5", BEST):
         with pytest.raises(TraceError, match="vocabulary"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from greenroom.core.artifacts.paths_forms.t5 import T5Shape
 from greenroom.predictor.kinds.paths.t5 import T5PathNetwork
@@ -14,13 +15,17 @@ COUNT = np.array([0, 0, 30, 1, 400, 0, 9])
 """Rows of the embedding: filler, unknown, five tokens."""
 
 
-def picked(experts: int) -> np.ndarray:
+def picked(experts: int) -> NDArray[np.float32]:
     random = np.random.default_rng(0)
-    return random.binomial(COUNT[:, None], random.random((len(COUNT), experts))).astype(np.float32)
+    found: NDArray[np.float32] = random.binomial(COUNT[:, None], random.random((len(COUNT), experts))).astype(
+        np.float32
+    )
+    return found
 
 
-def logit(chance: np.ndarray) -> np.ndarray:
-    return np.log(chance / (1 - chance))
+def logit(chance: NDArray[np.floating]) -> NDArray[np.floating]:
+    found: NDArray[np.floating] = np.log(chance / (1 - chance))
+    return found
 
 
 def test_each_token_begins_with_what_it_picked_and_an_unseen_one_like_all() -> None:
