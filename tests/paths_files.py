@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -27,7 +28,7 @@ def tables(
     size, layers = sum(experts_per_layer), len(experts_per_layer)
     names = feature_names(1)
     given = dict.fromkeys(GRAMS, 1.0) | dict(weights or {})
-    arrays = {
+    arrays: dict[str, np.ndarray] = {
         "popularity": np.zeros(size, dtype=np.float32),
         "bias": np.zeros((len(MODES), size), dtype=np.float32),
         "weights": np.zeros((len(MODES), len(names), layers), dtype=np.float32),
@@ -44,4 +45,15 @@ def tables(
     return PathsFile(
         model="", experts_per_layer=tuple(experts_per_layer), sequences=1, form=TABLES, vocabulary=vocabulary,
         tensors=arrays,
+    )  # fmt: skip
+
+
+def empty_tables(
+    experts_per_layer: Sequence[int], *, vocabulary: int = 100, version: int = 1, model: str = "", seed: int = 0
+) -> PathsFile:
+    """Every token has the same chances, which are drawn by ``seed``: to be handed about."""
+    made = tables(experts_per_layer, vocabulary=vocabulary)
+    chances = np.random.default_rng(seed).normal(size=sum(experts_per_layer)).astype(np.float32)
+    return replace(
+        made, tensors={**made.tensors, "popularity": chances}, model=model, version=version, created_ms=version
     )  # fmt: skip

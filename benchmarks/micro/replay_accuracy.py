@@ -63,7 +63,7 @@ class Watch:
         self._read = pack.read_part
         pack.read_part = self._timed_read  # type: ignore[method-assign]
         self._step, self._routed = engine.step, engine.routed
-        engine.step = self._timed_step  # type: ignore[method-assign]
+        engine.step = self._timed_step  # type: ignore[method-assign, assignment]
         engine.routed = self._timed_routed  # type: ignore[method-assign]
         self._resident_addresses, self._layer_ran = engine.resident_addresses, engine.layer_ran
         engine.resident_addresses = self._timed_addresses  # type: ignore[method-assign]
@@ -81,18 +81,12 @@ class Watch:
         return sum(seconds for _, seconds, _ in self.steps)
 
     @contextmanager
-    def _timed_step(
-        self,
-        sequences: NDArray[np.int64],
-        prefill: NDArray[np.bool_],
-        tokens: NDArray[np.int64] | None = None,
-        paths: NDArray[np.float32] | None = None,
-    ) -> Iterator[None]:
+    def _timed_step(self, sequences: NDArray[np.int64], prefill: NDArray[np.bool_], *told: Any) -> Iterator[None]:
         self._in_experts = 0.0
         self._rows = len(sequences)
         stalled = self._engine.counters.stall_seconds
         begin = time.perf_counter()
-        with self._step(sequences, prefill, tokens, paths):
+        with self._step(sequences, prefill, *told):
             yield
         seconds = time.perf_counter() - begin
         stalled = self._engine.counters.stall_seconds - stalled

@@ -42,14 +42,14 @@ def main(model: str, rounds: int) -> None:
         seconds: list[float] = []
         forward = loop.engine.model.forward
 
-        def timed(chunks: Sequence[Any], paths: Any = None) -> Any:
+        def timed(chunks: Sequence[Any], *paths: Any) -> Any:
             begin = time.perf_counter()
             try:
-                return forward(chunks, paths)
+                return forward(chunks, *paths)
             finally:
                 seconds.append(time.perf_counter() - begin)
 
-        loop.engine.model.forward = timed  # type: ignore[method-assign]
+        loop.engine.model.forward = timed  # type: ignore[method-assign, assignment]
         for rows in (12, 20, 30, 44, 64):
             found: dict[int, list[float]] = {ALWAYS: [], NEVER: []}
             for turn in range(rounds):

@@ -45,7 +45,14 @@ def expected(cache: Path) -> tuple[list[tuple[int, ...]], int]:
 
 @pytest.mark.parametrize(
     ("batching", "tokens_per_step"),
-    [("phases", 512), ("phases", 20), ("phases:apart=true", 512), ("phases:hold=1", 512)],
+    [
+        ("phases", 512),
+        ("phases", 20),
+        ("phases:apart=true", 512),
+        ("phases:hold=1", 512),
+        ("token-scheduler", 512),
+        ("token-scheduler", 20),
+    ],
 )
 def test_the_tokens_are_those_of_fcfs(
     cache: Path, expected: tuple[list[tuple[int, ...]], int], batching: str, tokens_per_step: int

@@ -53,8 +53,9 @@ def test_tables_are_fitted_to_traces_and_shown(tmp_path: Path) -> None:
 def test_texts_beside_the_trace_are_tokens_too_and_without_tokens_it_says_what_is_missing(tmp_path: Path) -> None:
     out = str(tmp_path / "p.safetensors")
     texts = spoken(tmp_path / "texts.npz", seed=0, written="texts")
-    run("paths", "fit", "--trace", texts, "--out", out, "--seconds", "60")
+    run("paths", "fit", texts, "--out", out, "--seconds", "60")
     assert PathsFile.read(Path(out)).report["recall"]["token"] == 1
+    assert "either --prompts" in complaint_of("paths", "fit", "--out", out)
     none = spoken(tmp_path / "none.npz", seed=0, written="nothing")
     said = run("paths", "fit", "--trace", none, "--out", str(tmp_path / "q.safetensors"), status=1)
     assert "an array token, or decode_tokens in a .meta.jsonl beside it" in said

@@ -31,7 +31,7 @@ from greenroom.worker.model.metrics import WorkerCollector
 from greenroom.worker.model.model_engine import ModelEngine
 from greenroom.worker.model.model_runtime import ModelRuntime
 from greenroom.worker.traces.routing import RoutingRecorder
-from tests.paths_tables import empty_tables
+from tests.paths_files import empty_tables
 from tests.pipeline.embedded import complete, embedded
 from tests.waiting import until
 

@@ -43,6 +43,9 @@ def test_the_parts_get_what_it_says() -> None:
     follows = EmbeddedConfig(artifact_every_s=2.5)
     assert (follows.predicts, follows.worker("w").traces.enabled) == (True, True)
     assert (follows.worker("w").artifacts.every_ms, follows.worker("w").forecasts.every) == (2500.0, 0)
+    assert not follows.worker("w").traces.tells_tokens
+    assert EmbeddedConfig(artifact_every_s=2.5, trace_tokens=True).worker("w").traces.tells_tokens
+    assert not EmbeddedConfig(trace_tokens=True).worker("w").traces.tells_tokens, "nothing is traced"
     assert not EmbeddedConfig().predicts
     assert EmbeddedConfig(forecast_every=1, forecast_predictor="emoe-l").worker("w").forecasts.predictor == "emoe-l"
 

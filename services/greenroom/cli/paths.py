@@ -78,13 +78,15 @@ def fit(
 
     They are tables of tokens, pairs and triples of tokens, weighed in each layer against what the sequence has picked
     so far. Or a T5: its encoder reads the prompt, its decoder the tokens, and each layer has a head. A trace needs the
-    tokens of its rows: an array `token`, or `decode_tokens` in the .meta.jsonl beside it.
-    MODEL, a folder or a hub id, is what runs the prompts, as --model is; without either it is the bundled model.
+    tokens of its rows: an array `token`, or `decode_tokens` in the .meta.jsonl beside it. MODEL, a folder or a hub id,
+    is what runs the prompts, as --model is; without either it is the bundled model. A trace, NAME.npz, may stand in its
+    place.
 
     \b
     Examples:
       greenroom paths fit --prompts prompts.jsonl
       greenroom paths fit ./checkpoint --prompts prompts.txt --out ./checkpoint/paths.safetensors
+      greenroom paths fit monday.npz
       greenroom paths fit --trace monday.npz --trace tuesday.npz --held-out 0.33
       greenroom paths fit --trace monday.npz --form best
       greenroom paths show paths.safetensors
@@ -94,6 +96,8 @@ def fit(
     from greenroom.core.units import parse_bytes
     from greenroom.predictor.kinds.paths.fit import FitOptions
 
+    if (named := options["named"]) is not None and named.endswith(".npz"):
+        options["traces"], options["named"] = (Path(named), *options["traces"]), None
     check_source(options, out)
     known = None if reuse is None else ReuseFile.read(reuse)  # refused before the prompts have run
     files: tuple[Path, ...] = options["traces"]

@@ -8,15 +8,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from greenroom.core.generation import Event, Finished, GenerationRequest, SamplingParams, Token
 from greenroom.moe.attention.ragged_attention import Chunk
 from greenroom.moe.batch.batch_config import BatchConfig
 from greenroom.moe.batch.batch_engine import BatchEngine
 from greenroom.moe.forward.ragged_model import RaggedModel
+from greenroom.policies.base.array_types import Scores
 from tests.random_checkpoints import DECODER_ONLY, random_model
 
 CASES = [
@@ -122,7 +121,7 @@ def recorded(model: RaggedModel) -> Iterator[list[torch.Tensor]]:
     """The logits of every forward while it is open."""
     seen: list[torch.Tensor] = []
 
-    def forward(chunks: Sequence[Chunk], paths: NDArray[np.float32] | None = None) -> torch.Tensor:
+    def forward(chunks: Sequence[Chunk], paths: Scores | None = None) -> torch.Tensor:
         logits = RaggedModel.forward(model, chunks, paths)
         seen.append(logits)
         return logits

@@ -129,11 +129,11 @@ def test_what_the_rows_of_a_later_chunk_may_see_needs_no_wait(device: Device) ->
         model, later = llm.worker.loop.engine.model, [0]
         forward = model.forward
 
-        def counted(chunks: Any, paths: Any = None) -> torch.Tensor:
+        def counted(chunks: Any, *paths: Any) -> torch.Tensor:
             later[0] += any(chunk.kv.length and len(chunk.tokens) > 1 for chunk in chunks)
-            return forward(chunks, paths)
+            return forward(chunks, *paths)
 
-        model.forward = counted  # type: ignore[method-assign]
+        model.forward = counted  # type: ignore[method-assign, assignment]
         with device.watch() as watch:
             texts(llm, PROMPTS[:2])
         assert later[0] > 0
@@ -211,12 +211,12 @@ def test_a_step_without_memory_costs_only_the_request_that_asked_for_it(device: 
         model = llm.worker.loop.engine.model
         forward = model.forward
 
-        def greedy_for_memory(chunks: Any, paths: Any = None) -> torch.Tensor:
+        def greedy_for_memory(chunks: Any, *paths: Any) -> torch.Tensor:
             if any(len(chunk.tokens) > 60 for chunk in chunks):
                 torch.empty(1 << 50, dtype=torch.uint8, device=model.device)
-            return forward(chunks, paths)
+            return forward(chunks, *paths)
 
-        model.forward = greedy_for_memory  # type: ignore[method-assign]
+        model.forward = greedy_for_memory  # type: ignore[method-assign, assignment]
         with pytest.raises(GenerationFailed, match=r"internal error|memory"):
             texts(llm, [PROMPTS[0] * 20])
         assert texts(llm, PROMPTS[:1]) == alone

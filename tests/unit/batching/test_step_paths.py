@@ -17,8 +17,9 @@ from greenroom.moe.batch.batch_engine import BatchEngine
 from greenroom.moe.batch.batch_loop import BatchLoop
 from greenroom.moe.batch.sequence import OnEvent
 from greenroom.policies.base.array_types import Ids, Scores
+from greenroom.policies.base.events import Phase
 from greenroom.policies.base.token_paths import TokenPaths
-from greenroom.policies.batching.batch_policy import BatchDecision, BatchState
+from greenroom.policies.batching.batch_policy import BatchDecision, BatchState, Rows, StepPlan
 from greenroom.policies.batching.fcfs import FcfsBatching
 from greenroom.policies.expertflow.token_scheduler import TokenScheduler
 from tests.contract.batching.harness import Answer, Driver, request
@@ -263,3 +264,24 @@ def test_a_cancel_and_a_pause_are_served_between_forwards_planned_together() -> 
     rows = [[sequence for sequence, _ in forward] for forward in model.forwards]
     assert rows == [[0], [0, 1], *[[0]] * 7], "b has its prompt's rows, and none after its cancel"
     assert set(range(len(rows) + 1)) <= set(pauses)
+
+
+def test_a_prompt_planned_over_two_forwards_is_asked_for_in_its_order() -> None:
+    """No policy here does so; the engine would carry it out."""
+
+    class InTwo(FcfsBatching):
+        def decide(self, state: BatchState) -> BatchDecision:
+            decision = super().decide(state)
+            if not state.waiting:
+                return decision
+            number = state.waiting[0].sequence
+            steps = tuple(StepPlan((Rows(number, 2, Phase.PREFILL),)) for _ in range(2))
+            return BatchDecision(steps, admit=(number,))
+
+    source = Foretells()
+    model, driver = driven(source, policy=InTwo())
+    answer = driver.add(request("a", (11, 12, 13, 14), 3))
+    driver.run()
+    assert answer.ids == continuation((11, 12, 13, 14), 3)
+    assert [position for _, position, _ in source.asked] == list(range(6))
+    assert model.plans[0] == (0, [(0, [13, 14])])

@@ -57,6 +57,8 @@ def test_refused_by_name(command: str, options: list[str], said: str) -> None:
         ("serve", ["--max-prompt-tokens", "3"]),
         ("worker", ["--traces", "off"]),
         ("worker", ["--trace-rows", "3"]),
+        ("worker", ["--trace-tokens"]),
+        ("serve", ["--trace-tokens"]),
         ("worker", ["--forecast-every", "5"]),
         ("worker", ["--forecast-timeout", "3"]),
         ("worker", ["--forecast-predictor", "statistics"]),

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
+from greenroom.policies.base.array_types import Counts
 from greenroom.replay.traces.join import joined
 from greenroom.replay.traces.routing_trace import RoutingTrace
 from greenroom.replay.traces.token_numbers import numbered, numbered_by, texts_of, tokens_of, vocabulary_of
@@ -186,19 +188,18 @@ def test_a_number_stands_for_its_text_in_whatever_order_is_learnt_from(
 
 
 def test_the_real_trace_s_own_tokens_foretell_its_routing_and_those_of_the_row_before_do_not() -> None:
-    """A table by token id alone, on the last third of the sequences: 57 % of picks; of layer 0 75 %, one off 39."""
+    """A table by token id alone, on the last third of the sequences. One off either way, layer 0 tells it."""
     trace = RoutingTrace.load(real_data("routing/gpt-oss-20b.npz"), tokens=True)
     learnt = trace.sequences * 2 // 3
     trace = numbered_by(trace, learnt)
     right = _recall_by_token(trace, tokens_of(trace), learnt)
-    assert right.mean() == pytest.approx(0.57, abs=0.02)
-    assert right[0] == pytest.approx(0.75, abs=0.03)
-    later = tokens_of(trace).copy()
-    later[:-1] = later[1:]
-    assert _recall_by_token(trace, later, learnt)[0] == pytest.approx(0.39, abs=0.05)
+    assert right.mean() == pytest.approx(0.55, abs=0.01)
+    assert right[0] == pytest.approx(0.735, abs=0.01)
+    for off in (1, -1):
+        assert _recall_by_token(trace, np.roll(tokens_of(trace), off), learnt)[0] < 0.4
 
 
-def _recall_by_token(trace: RoutingTrace, tokens: np.ndarray, learnt: int) -> np.ndarray:
+def _recall_by_token(trace: RoutingTrace, tokens: Counts, learnt: int) -> NDArray[np.floating]:
     """``[layers]``: the share of picks that are among the k most frequent after the row's token, else in all."""
     rows, experts, k = int(trace.seq_starts[learnt]), int(trace.experts_per_layer[0]), trace.experts.shape[2]
     hot = np.zeros((trace.tokens, trace.layers, experts), dtype=np.float32)
@@ -208,4 +209,5 @@ def _recall_by_token(trace: RoutingTrace, tokens: np.ndarray, learnt: int) -> np
     counts += 0.5 * hot[:rows].mean(axis=0)
     foretold = np.argsort(-counts, axis=2, kind="stable")[:, :, :k]
     found = np.take_along_axis(hot[rows:], foretold[tokens[rows:]], axis=2)
-    return found.mean(axis=(0, 2))
+    shares: NDArray[np.floating] = found.mean(axis=(0, 2))
+    return shares

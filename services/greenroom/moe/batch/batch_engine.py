@@ -291,11 +291,14 @@ class BatchEngine:
         """Tell the model of the forward that follows the one of ``plan``, which is about to run."""
         ahead = {rows.sequence: rows.tokens for rows in plan.rows}
         pairs = [(self.running[rows.sequence], rows) for rows in following.rows if rows.sequence in self.running]
+        if not pairs:
+            return
         parts = [Part(sequence, rows.tokens, ahead.get(sequence.number, 0)) for sequence, rows in pairs]
-        paths = self._paths.rows(parts)
+        in_order = not any(part.ahead for part in parts)
+        paths = self._paths.rows(parts) if in_order else None  # a sequence's rows are asked for in their order
         with self._observed():
             chunks = [_chunk(part.sequence, rows, part.ahead) for part, (_, rows) in zip(parts, pairs, strict=True)]
-            self.model.plan(chunks, paths)
+            self.model.plan([chunk for chunk in chunks if chunk.tokens], paths)
 
     def _forward(self, pairs: list[tuple[Sequence, Rows]], paths: Scores | None) -> _Due:
         chunks = [_chunk(sequence, rows) for sequence, rows in pairs]

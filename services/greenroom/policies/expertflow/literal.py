@@ -42,7 +42,7 @@ class LiteralExpertFlow(ExpertPolicy):
         had = bool(self._foretold.any())
         self._foretold = np.zeros(self.catalogue.size, dtype=np.bool_)
         if step.row_paths is not None:
-            active: Mask = (step.row_paths >= _ACTIVE).any(axis=0)
+            active: Mask = np.asarray((step.row_paths >= _ACTIVE).any(axis=0))
             self._foretold = active
         if had or self._foretold.any():
             self._want()

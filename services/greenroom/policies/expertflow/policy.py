@@ -36,7 +36,7 @@ class ExpertFlow(BlendedReuse):
     artifacts = frozenset({REUSE, PATH, PATHS})
     reads_tokens = True
 
-    def __init__(self, catalogue: Catalogue, *, layers: int = 2, least: float = 0.5, evict: bool = True) -> None:
+    def __init__(self, catalogue: Catalogue, *, layers: int = 2, least: float = 0.35, evict: bool = True) -> None:
         """Raises InvalidConfig for values out of range."""
         super().__init__(catalogue, layers=layers, least=least, evict=evict)
         count = catalogue.layers

@@ -157,7 +157,7 @@ class TokenTables(TokenPaths):
                 self._averages[history.slot] = 0
             groups.append(np.full(len(own), number))
             ids.append(own)
-        places = self._place_of[np.minimum(np.concatenate(ids), len(self._place_of) - 1)][:, None]
+        places = self._places(np.concatenate(ids))[:, None]
         slots = [one.slot for one in histories]
         running = self._averages[slots]
         self._run(running, np.concatenate(groups), self._at("token", places), None)
@@ -188,7 +188,8 @@ class TokenTables(TokenPaths):
         """Of each sequence how much likelier each expert is by its past, 0 where that is not known; and its mode."""
         past = None if self._past is None else self._past(sequences)
         if past is None:
-            return np.zeros((0, self.catalogue.size), dtype=np.float32), np.full(len(sequences), ALONE)
+            nothing: Scores = np.zeros((0, self.catalogue.size), dtype=np.float32)
+            return nothing, np.full(len(sequences), ALONE)
         has_picks = np.array([one.has_picks for one in histories])
         modes = np.where(np.isnan(past).all(axis=1), ALONE, np.where(has_picks, PICKS, PAST))
         above: Scores = past - self._popularity
@@ -199,7 +200,8 @@ class TokenTables(TokenPaths):
 
     def _places(self, back: Ids) -> Ids:
         """Of ids, -1 being none, their places among the tokens that there are tables of."""
-        return self._place_of[np.minimum(back, len(self._place_of) - 1)]
+        found: Ids = self._place_of[np.minimum(back, len(self._place_of) - 1)].astype(np.int64)
+        return found
 
     def _at(self, name: str, places: Ids) -> Rows:
         """``[T]``: the row of a table for each row's tokens ``places[T, 3]``, -1 where it has none."""

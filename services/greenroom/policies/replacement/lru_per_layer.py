@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
-from greenroom.policies.base.array_types import Counts, Keys
+from greenroom.policies.base.array_types import NO_KEYS, Counts, Keys, Mask
 from greenroom.policies.base.events import LayerRouting, Tier, Transfer, VictimRequest
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy
-from greenroom.policies.base.victim_selection import lowest
 from greenroom.policies.replacement.lru import Recency
 
 
@@ -36,19 +36,32 @@ class LruPerLayer(ExpertPolicy):
         self._recency.arrived(transfer)
 
     def victims(self, request: VictimRequest) -> Keys:
-        catalogue = self.catalogue
-        held: Counts = np.zeros(catalogue.layers, dtype=np.int64)
-        resident = np.flatnonzero(request.resident)
-        np.add.at(held, catalogue.layer_of[resident], catalogue.bytes_of[resident])
-        np.add.at(held, catalogue.layer_of[request.incoming], catalogue.bytes_of[request.incoming])
-        share = self._shares.get(request.tier, 0.0)
-        over = held - share > 0
-        own = np.zeros(catalogue.layers, dtype=np.bool_)
-        own[catalogue.layer_of[request.incoming]] = True
-        # First the layer that the room is for, where it is above its share; then others that are; then the rest.
-        rank = np.where(over & own, 0, np.where(over, 1, 2))
-        excess = np.where(over, share - held, 0)  # of those above their share, the furthest first
-        rank_of = rank[catalogue.layer_of] + np.where(
-            rank[catalogue.layer_of] == 1, excess[catalogue.layer_of] / 1e18, 0
-        )
-        return lowest(catalogue, request, rank_of, self._recency.last)
+        layer_of, bytes_of = self.catalogue.layer_of, self.catalogue.bytes_of
+        if request.bytes_needed > int(bytes_of[request.evictable].sum()):
+            return NO_KEYS
+        held: Counts = np.zeros(self.catalogue.layers, dtype=np.int64)
+        for keys in (np.flatnonzero(request.resident), request.incoming):
+            np.add.at(held, layer_of[keys], bytes_of[keys])
+        own = np.zeros(self.catalogue.layers, dtype=np.bool_)
+        own[layer_of[request.incoming]] = True
+        left, chosen, freed = request.evictable.copy(), list[int](), 0
+        while freed < request.bytes_needed:
+            key = self._next(np.flatnonzero(left), held - self._shares.get(request.tier, 0.0), own)
+            left[key] = False
+            chosen.append(key)
+            held[layer_of[key]] -= bytes_of[key]
+            freed += int(bytes_of[key])
+        needed = list[int]()
+        for key in reversed(chosen):  # where sizes differ, the first ones may have become needless
+            if freed - int(bytes_of[key]) >= request.bytes_needed:
+                freed -= int(bytes_of[key])
+            else:
+                needed.append(key)
+        return np.array(needed[::-1], dtype=np.int64)
+
+    def _next(self, candidates: Keys, above: NDArray[np.float64], own: Mask) -> int:
+        """Of an ``own`` layer that is ``above[layers]`` its share, then of the one furthest above it, then any."""
+        of = self.catalogue.layer_of[candidates]
+        group = np.where(above[of] <= 0, 2, np.where(own[of], 0, 1))
+        furthest = np.where(group == 1, -above[of], 0)
+        return int(candidates[np.lexsort((self._recency.last[candidates], furthest, group))[0]])

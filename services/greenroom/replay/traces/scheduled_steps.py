@@ -217,7 +217,9 @@ class _Replay:
         row_of = {} if foretold is None else {n: row for row, n in enumerate(foretold.sequences.tolist())}
         prompt = np.repeat([part.phase is not Phase.DECODE for part in plan], [part.tokens for part in plan])
         asked = self._chances(sequences[prompt], rows[prompt])
-        known: object = [] if foretold is None else foretold.chances[[row_of[n] for n in sequences[~prompt].tolist()]]
+        known: Scores | list[float] = (
+            [] if foretold is None else foretold.chances[[row_of[n] for n in sequences[~prompt].tolist()]]
+        )
         if asked is None:
             return np.asarray(known, dtype=np.float32)
         found = np.empty((len(rows), asked.shape[1]), dtype=np.float32)

@@ -86,6 +86,9 @@ class WorkerCollector(Collector):
         stats, costs = self._worker.loop.stats(), self._worker.loop.engine.costs
         yield _counter("steps", "Forward passes.", stats.steps)
         yield _counter("step_seconds", "Time spent in steps.", stats.step_seconds)
+        yield _counter("decide_seconds", "Time that the batch policy took.", stats.decide_seconds)
+        yield _counter("paths_seconds", "Time that foretelling routing paths took.", stats.paths_seconds)
+        yield _counter("path_failures", "Times that foretelling routing paths failed.", stats.path_failures)
         rows = CounterMetricFamily(f"{PREFIX}step_rows", "Rows of all forward passes.", labels=["phase"])
         rows.add_metric(["prefill"], stats.prefill_rows)
         rows.add_metric(["decode"], stats.decode_rows)

@@ -23,7 +23,8 @@ NOTHING = [0] * 6
 
 
 def logits(found: np.ndarray) -> np.ndarray:
-    return np.log(found / (1 - found))
+    odds: np.ndarray = np.log(found / (1 - found))
+    return odds
 
 
 def ids(*numbers: int) -> np.ndarray:

@@ -257,7 +257,8 @@ class _Features:
 
     def has_past(self, rows: Rows) -> Mask:
         """Of which the sequence has been routed before."""
-        return ~np.isnan(self._past[rows, 0])
+        known: Mask = ~np.isnan(self._past[rows, 0])
+        return known
 
     def of(self, rows: Rows, count: int) -> Array:
         """``[F, rows, E]``: the first ``count`` of ``feature_names``."""
