@@ -19,9 +19,6 @@ from greenroom.replay.traces.token_numbers import tokens_of
 if TYPE_CHECKING:
     from greenroom.predictor.kinds.paths.t5_training import T5Options
 
-BEST: Final = "best"
-FORM_NAMES: Final = (TABLES, T5, BEST)
-
 _SHARE_OF_TABLES: Final = 0.4
 """Of the time, where both are fitted."""
 
@@ -36,7 +33,7 @@ def fit_form(
     network: T5Options | None = None,
     on_share: Callable[[float], object] = lambda _: None,
 ) -> PathsFile:
-    """``form``: one of ``FORM_NAMES``. ``prompts`` and ``network``: see ``fit_t5``; ``held_out``, ``seed`` and
+    """``form``: one of ``PATHS_FORMS``. ``prompts`` and ``network``: see ``fit_t5``; ``held_out``, ``seed`` and
     ``seconds`` are those of ``options``. ``on_share`` is told which share is done.
 
     The report of the better one says what the other foresees: ``other_recall``. Raises InvalidConfig, TraceError.

@@ -12,8 +12,9 @@ from greenroom.core.artifacts.paths_file import PathsFile
 from greenroom.core.artifacts.reuse_file import ReuseFile
 from greenroom.policies.expertflow.paths_of_file import paths_of_file
 from greenroom.policies.expertflow.t5_paths import T5Paths
+from greenroom.predictor.kinds.config import BEST
 from greenroom.predictor.kinds.paths.fit import FitOptions
-from greenroom.predictor.kinds.paths.forms import BEST, better, fit_form
+from greenroom.predictor.kinds.paths.forms import better, fit_form
 from greenroom.predictor.kinds.paths.t5_training import T5Options
 from greenroom.replay.traces.trace_file import TraceError
 from tests.random_t5 import SMALL, random_t5
