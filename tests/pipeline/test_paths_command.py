@@ -22,7 +22,8 @@ def spoken(path: Path, *, seed: int, written: str = "ids") -> str:
     starts = np.arange(21) * 40
     RoutingTrace(picks, starts, EXPERTS, token=token if written == "ids" else None, model="spoken").save(path)
     if written == "texts":
-        lines = [{"decode_tokens": [f"t{one}" for one in row]} for row in token.reshape(20, 40).tolist()]
+        rows = [[f"t{one}" for one in row] for row in token.reshape(20, 40).tolist()]
+        lines = [{"prompt": "".join(row[:3]), "decode_tokens": row} for row in rows]
         path.with_suffix(".meta.jsonl").write_text("\n".join(map(json.dumps, lines)))
     return str(path)
 
@@ -60,3 +61,21 @@ def test_texts_beside_the_trace_are_tokens_too_and_without_tokens_it_says_what_i
     assert "an array token, or decode_tokens in a .meta.jsonl beside it" in said
     assert not (tmp_path / "q.safetensors").exists()
     assert "path" in complaint_of("paths", "show", spoken(tmp_path / "t.npz", seed=1))
+
+
+def test_a_t5_is_fitted_with_the_prompts_beside_the_trace_and_the_better_of_both_is_kept(tmp_path: Path) -> None:
+    out = str(tmp_path / "p.safetensors")
+    texts = spoken(tmp_path / "texts.npz", seed=0, written="texts")
+    reuse = str(tmp_path / "r.safetensors")
+    run("reuse", "fit", "--trace", texts, "--averages-only", "--out", reuse)
+    both = ("--trace", texts, "--reuse", reuse, "--held-out", "0.25", "--out", out)
+    run("paths", "fit", "--form", "t5", *both)
+    found = PathsFile.read(Path(out))
+    assert found.form == "t5"
+    assert found.numbered_texts
+    assert found.report["recall"]["alone"] > 0.9
+    assert "held out, by the network: " in run("paths", "show", out)
+    run("paths", "fit", "--form", "best", *both)
+    figures = json.loads(run("paths", "show", out, "--json"))
+    assert max(figures["recall"].values()) >= max(figures["other_recall"].values())
+    assert {figures["form"], figures["other"]} == {"tables", "t5"}

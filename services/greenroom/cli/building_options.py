@@ -56,6 +56,13 @@ building_options = stack(
         show_default=True,
         help="Fit what reuse and duoserve predict by when so many sequences of a model have come.",
     ),
+    click.option(
+        "--paths-form",
+        type=click.Choice(["tables", "t5", "best"]),
+        default="tables",
+        show_default=True,
+        help="What paths are made as: tables of tokens, a T5 (needs torch), or both, and the better is published.",
+    ),
     click.option("--reuse-again", type=int, default=1000, show_default=True, help="And anew when so many more have."),
     click.option(
         "--build-memory", default="64MiB", show_default=True, help="For the last sequences of all models, to build of."
@@ -80,6 +87,7 @@ def building_from(options: dict[str, Any]) -> BuildingConfig:
         capacity=options.pop("eamc_capacity"),
         reuse_after=reuse_after,
         reuse_again=options.pop("reuse_again"),
+        paths_form=options.pop("paths_form"),
         max_bytes=parse_bytes(options.pop("build_memory"), field="build_memory"),
         max_sequences=max(1000, 2 * drift["after"], 2 * reuse_after),
         timeout_s=options.pop("build_timeout"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +14,13 @@ from greenroom.cli.option_stack import without
 from greenroom.cli.recorded_sources import Recorded, check_source, recorded_of, source_options, write_artifact
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from greenroom.core.artifacts.paths_file import PathsFile
     from greenroom.core.artifacts.reuse_file import ReuseFile
     from greenroom.predictor.kinds.paths.fit import FitOptions
+    from greenroom.replay import RoutingTrace
 
 
 @click.group()
@@ -43,6 +48,13 @@ def paths() -> None:
     show_default=True,
     help="The share of the sequences that are not learnt from, the last ones. The report is about them.",
 )
+@click.option(
+    "--form",
+    type=click.Choice(["tables", "t5", "best"]),
+    default="tables",
+    show_default=True,
+    help="Tables of tokens; a small T5, as ExpertFlow has it (needs torch); or both, and the better is kept.",
+)
 @click.option("--max-bytes", default="64MiB", show_default=True, help="What the tables may take.")
 @click.option(
     "--vocabulary", type=click.IntRange(min=1), help="Token ids of the model.  [default: those of the traces]"
@@ -55,6 +67,7 @@ def fit(
     out: Path,
     reuse: Path | None,
     held_out: float,
+    form: str,
     max_bytes: str,
     vocabulary: int | None,
     seconds: float | None,
@@ -64,9 +77,10 @@ def fit(
     """Fit, to many sequences' routing, what a row's token and those before it say of its picks in all layers.
 
     They are tables of tokens, pairs and triples of tokens, weighed in each layer against what the sequence has picked
-    so far. A trace needs the tokens of its rows: an array `token`, or `decode_tokens` in the .meta.jsonl beside it.
-    MODEL, a folder or a hub id, is what runs the prompts, as --model is; without either it is the bundled model. A
-    trace, NAME.npz, may stand in its place.
+    so far. Or a T5: its encoder reads the prompt, its decoder the tokens, and each layer has a head. A trace needs the
+    tokens of its rows: an array `token`, or `decode_tokens` in the .meta.jsonl beside it. MODEL, a folder or a hub id,
+    is what runs the prompts, as --model is; without either it is the bundled model. A trace, NAME.npz, may stand in its
+    place.
 
     \b
     Examples:
@@ -74,6 +88,7 @@ def fit(
       greenroom paths fit ./checkpoint --prompts prompts.txt --out ./checkpoint/paths.safetensors
       greenroom paths fit monday.npz
       greenroom paths fit --trace monday.npz --trace tuesday.npz --held-out 0.33
+      greenroom paths fit --trace monday.npz --form best
       greenroom paths show paths.safetensors
     """
     from greenroom.core.artifacts.reuse_file import ReuseFile
@@ -85,13 +100,14 @@ def fit(
         options["traces"], options["named"] = (Path(named), *options["traces"]), None
     check_source(options, out)
     known = None if reuse is None else ReuseFile.read(reuse)  # refused before the prompts have run
+    files: tuple[Path, ...] = options["traces"]
     recorded = recorded_of(options, tokens=True)
     for trace in recorded.traces:
         if trace.token is None:
             allowed = "routing with the tokens of its rows: an array token, or decode_tokens in a .meta.jsonl beside it"
             raise InvalidConfig("trace", "one without tokens", allowed)
     chosen = FitOptions(held_out, parse_bytes(max_bytes, field="max-bytes"), vocabulary, seed, seconds)
-    made = _fitted(recorded, known, chosen)
+    made = _fitted(form, recorded, files, known, chosen)
     write_artifact(made, out)
     click.echo(f"{out}: {_said(made)}")
 
@@ -130,24 +146,29 @@ def show(file: Path, as_json: bool) -> None:
 _KNOWING = {
     "popularity": "how often each expert is picked",
     "token": "the token's own table",
+    "alone": "the network",
     "tokens": "all tables",
     "past": "these and the sequence's past",
     "picks": "these and the picks of its earlier rows",
 }
 
 
-def _fitted(recorded: Recorded, reuse: ReuseFile | None, options: FitOptions) -> PathsFile:
+def _fitted(
+    form: str, recorded: Recorded, files: Sequence[Path], reuse: ReuseFile | None, options: FitOptions
+) -> PathsFile:
     import time
     from dataclasses import replace
 
     from tqdm import tqdm
 
-    from greenroom.predictor.kinds.paths.fit import REUSE_SHARE, fit
+    from greenroom.predictor.kinds.paths.fit import REUSE_SHARE
+    from greenroom.predictor.kinds.paths.forms import fit_form
     from greenroom.predictor.kinds.reuse.fit import FitOptions as ReuseOptions
     from greenroom.predictor.kinds.reuse.fit import fit as fit_reuse
     from greenroom.replay.traces.join import joined
 
     began, trace = time.monotonic(), joined(recorded.traces)
+    prompts = None if form == "tables" else _prompts(recorded, files, trace, options.held_out)
     passes = 2 if reuse is None else 1
     with tqdm(total=passes * trace.layers, desc="fitting", unit="layer", disable=not sys.stderr.isatty()) as bar:
         if reuse is None:
@@ -158,8 +179,28 @@ def _fitted(recorded: Recorded, reuse: ReuseFile | None, options: FitOptions) ->
             )  # fmt: skip
         if options.seconds is not None:
             options = replace(options, seconds=max(0.0, options.seconds - (time.monotonic() - began)))
-        made = fit(trace, reuse, options, on_layer=lambda _: bar.update())
+        before = (passes - 1) * trace.layers
+        made = fit_form(
+            form, trace, reuse, options, prompts=prompts,
+            on_share=lambda share: bar.update(before + round(share * trace.layers) - bar.n),
+        )  # fmt: skip
     return replace(made, model=recorded.model)
+
+
+def _prompts(
+    recorded: Recorded, files: Sequence[Path], trace: RoutingTrace, held_out: float
+) -> list[NDArray[np.int64]] | None:
+    """Of all sequences, where files tell them as texts; None: rows of the trace are all that is known of them."""
+    from greenroom.predictor.kinds.paths.prompt_texts import prompts_beside, prompts_of
+    from greenroom.replay.traces.held_out import sequences_to_learn_from
+    from greenroom.replay.traces.token_numbers import texts_of
+
+    if trace.token_texts is None:
+        return None
+    found: list[str] = []
+    for path, one in zip(files, recorded.traces, strict=True):
+        found += prompts_beside(path, one.sequences) or [""] * one.sequences
+    return prompts_of(texts_of(trace, sequences_to_learn_from(trace, held_out, least=0)), found)
 
 
 def _said(found: PathsFile) -> str:

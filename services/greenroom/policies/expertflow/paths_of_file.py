@@ -6,12 +6,17 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from greenroom.core.artifacts.paths_file import PathsFile
+from greenroom.core.artifacts.paths_forms.t5 import T5
 from greenroom.core.artifacts.paths_forms.tables import TABLES
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.token_paths import TokenPaths
+from greenroom.policies.expertflow.t5_paths import T5Paths
 from greenroom.policies.expertflow.token_tables import Past, TokenTables
 
-_MAKERS: Final[Mapping[str, Callable[[PathsFile, Catalogue, Past | None], TokenPaths]]] = {TABLES: TokenTables}
+_MAKERS: Final[Mapping[str, Callable[[PathsFile, Catalogue, Past | None], TokenPaths]]] = {
+    TABLES: TokenTables,
+    T5: T5Paths,
+}
 """By form. A further one is a line here."""
 
 

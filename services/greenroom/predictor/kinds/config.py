@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
+from greenroom.core.artifacts.paths_forms.t5 import T5
+from greenroom.core.artifacts.paths_forms.tables import TABLES
 from greenroom.core.errors import InvalidConfig, UnknownName
 from greenroom.predictor.making.config import MakingConfig
 
+BEST: Final = "best"
+PATHS_FORMS: Final = (TABLES, T5, BEST)
 BACKBONES: Final = ("xlnet", "gpt2", "bert")
 LEAST_SEQUENCES: Final = 10
 """From fewer nothing is learnt."""
@@ -83,6 +87,7 @@ class BuildingConfig(MakingConfig):
 
     ``drift``: when an EAMC is rebuilt, of at most ``capacity`` members. ``reuse_after``: sequences of a model from
     which on the coefficients of `reuse` are fitted. ``reuse_again``: so many more, and they are fitted anew.
+    ``paths_form``: how paths are foretold from tokens, by tables, by a T5, or by the better of both.
     """
 
     WORD: ClassVar[str] = "build"
@@ -91,9 +96,12 @@ class BuildingConfig(MakingConfig):
     capacity: int = CAPACITY
     reuse_after: int = 100
     reuse_again: int = 1000
+    paths_form: str = TABLES
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.paths_form not in PATHS_FORMS:
+            raise UnknownName("paths_form", self.paths_form, PATHS_FORMS)
         self._check_numbers("capacity", "reuse_after", "reuse_again")
         if self.max_sequences < max(self.drift.after, self.reuse_after):
             self._refuse("max_sequences", self.max_sequences, "it is at least eamc_after and reuse_after")
