@@ -123,7 +123,9 @@ def test_what_foretells_is_told_of_every_rows_picks(config: WorkerConfig, monkey
     with working(config) as worker:
         experts = tuple(worker.experts.catalogue.experts_per_layer.tolist())
         tables = empty_tables(experts, vocabulary=worker.served.vocab_size)
-        worker.loop.engine.swap_paths(worker.prepare(tables).prepared)
+        prepared = worker.prepare(tables).prepared
+        assert isinstance(prepared, TokenTables)
+        worker.loop.engine.swap_paths(prepared)
         recorder = worker.experts.listener = TraceRecorder(worker.experts.catalogue)
         prompts = [
             worker.text.tokenizer.encode(one.prompt, add_special_tokens=True) for one in samples("converse", 3, seed=1)
