@@ -18,12 +18,16 @@ from prometheus_client import CollectorRegistry
 
 from greenroom.core.artifacts.paths_file import PathsFile
 from greenroom.core.errors import InvalidConfig
+from greenroom.core.generation import GenerationRequest, SamplingParams
 from greenroom.demo import bundled_model_path
 from greenroom.demo.tasks import samples
 from greenroom.embedded import EmbeddedConfig
 from greenroom.gateway.service import GatewayService
+from greenroom.moe.batch.completions import complete as complete_all
+from greenroom.policies.expertflow.token_tables import TokenTables
 from greenroom.predictor import PredictorConfig
 from greenroom.predictor.kinds.config import BuildingConfig
+from greenroom.replay.traces.recorder import TraceRecorder
 from greenroom.worker.model.card import card_of
 from greenroom.worker.model.config import WorkerConfig
 from greenroom.worker.model.files_beside import files_beside
@@ -104,6 +108,34 @@ async def test_tables_are_made_of_the_tokens_that_workers_tell_and_of_no_others(
             assert value("expert_artifact_version", kind=PATHS) == 1
             assert worker.loop.stats().paths_seconds > 0
             assert value("worker_artifacts_refused_total") == 0
+
+
+def test_what_foretells_is_told_of_every_rows_picks(config: WorkerConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a recorder of the same run has them."""
+    told: dict[tuple[int, int], list[list[int]]] = {}
+
+    def picked(self: TokenTables, sequences: np.ndarray, positions: np.ndarray, picks: np.ndarray) -> None:
+        for sequence, position, of_row in zip(sequences.tolist(), positions.tolist(), picks.tolist(), strict=True):
+            assert (sequence, position) not in told
+            told[sequence, position] = of_row
+
+    monkeypatch.setattr(TokenTables, "picked", picked)
+    with working(config) as worker:
+        experts = tuple(worker.experts.catalogue.experts_per_layer.tolist())
+        tables = empty_tables(experts, vocabulary=worker.served.vocab_size)
+        worker.loop.engine.swap_paths(worker.prepare(tables).prepared)
+        recorder = worker.experts.listener = TraceRecorder(worker.experts.catalogue)
+        prompts = [
+            worker.text.tokenizer.encode(one.prompt, add_special_tokens=True) for one in samples("converse", 3, seed=1)
+        ]
+        asked = [GenerationRequest(f"r{n}", tuple(ids), SamplingParams(max_tokens=5)) for n, ids in enumerate(prompts)]
+        complete_all(worker.loop, asked)
+        trace = recorder.trace()
+        worker.experts.listener = None
+    assert trace.tokens == len(told) > 3 * 5
+    for sequence in range(trace.sequences):
+        rows = trace.experts[trace.seq_starts[sequence] : trace.seq_starts[sequence + 1]]
+        assert [told[sequence, place] for place in range(len(rows))] == rows.tolist()
 
 
 async def test_a_file_gives_the_first_version_and_others_are_passed_over(

@@ -145,7 +145,9 @@ class ExpertEngine:
             )
         self.catalogue = catalogue
         self.policy = policy
-        self.listener: RoutingListener | None = None
+        self._listener: RoutingListener | None = None
+        self._also: tuple[RoutingListener, ...] = ()
+        self._listeners: tuple[RoutingListener, ...] = ()
         self._hardware = hardware or RealHardware()
         self._device = Ledger(catalogue.size, min(config.device_slots, catalogue.size))
         self._host = Ledger(catalogue.size, min(config.host_slots, catalogue.size)) if config.host_slots else None
@@ -184,6 +186,21 @@ class ExpertEngine:
         policy.on_budget_changed(Tier.DEVICE, self.device.slots * slot_bytes)
         if self._host is not None:
             policy.on_budget_changed(Tier.HOST, self._host.slots * slot_bytes)
+
+    @property
+    def listener(self) -> RoutingListener | None:
+        """Hears of routing. It may be set, and taken away, between steps."""
+        return self._listener
+
+    @listener.setter
+    def listener(self, listener: RoutingListener | None) -> None:
+        self._listener = listener
+        self._listeners = self._also if listener is None else (listener, *self._also)
+
+    def also_tell(self, listener: RoutingListener) -> None:
+        """This one hears of routing too, from now on."""
+        self._also = (*self._also, listener)
+        self.listener = self._listener
 
     # -- what the model's hooks ask (ExpertSource) ------------------------------------------------------------
 
@@ -240,8 +257,8 @@ class ExpertEngine:
             self.counters.step_ended(self._hardware.now())
             if self._model_resident():
                 self._tiers.all_read()
-            if self.listener is not None:
-                self.listener.step_ended(self._step, failed=failed)
+            for listener in self._listeners:
+                listener.step_ended(self._step, failed=failed)
 
     def take_request(self, kind: str) -> PredictionRequest | None:
         return self._predictions.take_request(kind)
@@ -285,8 +302,8 @@ class ExpertEngine:
             self._row_masks.rerouted(rows)
 
     def routed(self, layer: int, picks: NDArray[np.int64]) -> AbstractContextManager[Arriving]:
-        if self.listener is not None:
-            self.listener.layer_routed(self._step, layer, picks)
+        for listener in self._listeners:
+            listener.layer_routed(self._step, layer, picks)
         if self._model_resident():
             return nullcontext(self._resident_weights(layer, picks))
         routing = LayerRouting.from_picks(self.catalogue, self._step, layer, picks)
@@ -307,8 +324,8 @@ class ExpertEngine:
             tells_policy = self._hears_layers
             if table.arrived:
                 self._count_used_prefetches(table, layer, picks)
-        if self.listener is not None:
-            self.listener.layer_routed(self._step, layer, picks)
+        for listener in self._listeners:
+            listener.layer_routed(self._step, layer, picks)
         if tells_policy:
             self._resident_layer = LayerRouting.from_picks(self.catalogue, self._step, layer, picks)
             self.policy.on_layer_routed(self._resident_layer)
@@ -378,8 +395,8 @@ class ExpertEngine:
     # -- what the batch loop tells (SequenceObserver) ---------------------------------------------------------------
 
     def sequence_queued(self, sequence: SequenceInfo) -> None:
-        if self.listener is not None:
-            self.listener.sequence_queued(sequence)
+        for listener in self._listeners:
+            listener.sequence_queued(sequence)
         if self._row_masks is not None:
             self._row_masks.sequence_queued(sequence)
         self.policy.on_sequence_queued(sequence)
@@ -395,8 +412,9 @@ class ExpertEngine:
         if self._row_masks is not None:
             self._row_masks.sequence_ended(sequence)
         self.policy.on_sequence_ended(sequence, end)
-        if "report" in self.policy.hooks and (report := self.policy.report(sequence)) and self.listener is not None:
-            self.listener.sequence_reported(sequence, report)
+        if "report" in self.policy.hooks and (report := self.policy.report(sequence)):
+            for listener in self._listeners:
+                listener.sequence_reported(sequence, report)
 
     def idle(self) -> bool:
         self._on_demand.deliver()

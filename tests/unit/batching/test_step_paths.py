@@ -39,6 +39,7 @@ class Foretells(TokenPaths):
         self.begun: dict[int, list[int]] = {}
         self.asked: list[tuple[int, int, int]] = []
         self.ended: list[int] = []
+        self.picked_rows: list[tuple[int, int, int]] = []
 
     def begin(self, sequence: int, prompt: Ids) -> None:
         assert sequence not in self.begun
@@ -48,6 +49,9 @@ class Foretells(TokenPaths):
         rows = list(zip(sequences.tolist(), positions.tolist(), tokens.tolist(), strict=True))
         self.asked += rows
         return np.array([path_of(*row) for row in rows], dtype=np.float32)
+
+    def picked(self, sequences: Ids, positions: Ids, picks: np.ndarray) -> None:
+        self.picked_rows += zip(sequences.tolist(), positions.tolist(), picks.ravel().tolist(), strict=True)
 
     def end(self, sequence: int) -> None:
         self.ended.append(sequence)
@@ -109,6 +113,41 @@ def test_each_row_is_asked_for_once_and_its_forward_has_the_answer(
             behind[number] += count
         assert np.allclose(np.asarray(paths), wanted)
     assert driver.engine.stats.path_failures == 0
+
+
+@pytest.mark.parametrize("rows", [None, 2])
+def test_what_each_row_picked_is_told_once_with_its_place(rows: int | None) -> None:
+    """A pick here is the number of its forward and row, so that one told of another row shows."""
+    source, model = Foretells(), FakeModel()
+
+    def picks() -> np.ndarray:
+        count = sum(tokens for _, tokens in model.forwards[-1])
+        return len(model.forwards) * 100 + np.arange(count).reshape(count, 1, 1)
+
+    model, driver = driven(source, model, picks=picks, rows_per_forward=rows, prefill_chunk=2)
+    assert_unharmed(run(driver))
+
+    behind: dict[int, int] = {}
+    wanted = []
+    for number, forward in enumerate(model.forwards, 1):
+        row = 0
+        for sequence, tokens in forward:
+            for _ in range(tokens):
+                wanted.append((sequence, behind.setdefault(sequence, 0), number * 100 + row))
+                behind[sequence] += 1
+                row += 1
+    assert source.picked_rows == wanted
+
+
+def test_a_source_that_can_not_take_picks_costs_no_token() -> None:
+    class Refuses(Foretells):
+        def picked(self, sequences: Ids, positions: Ids, picks: np.ndarray) -> None:
+            raise RuntimeError("no")
+
+    model = FakeModel()
+    _, driver = driven(Refuses(), model, picks=lambda: np.zeros((sum(n for _, n in model.forwards[-1]), 1, 1), int))
+    assert_unharmed(run(driver))
+    assert driver.engine.stats.path_failures == 3, "then it is given up"
 
 
 def test_a_policy_that_reads_paths_has_those_of_all_that_decode_before_it_decides() -> None:

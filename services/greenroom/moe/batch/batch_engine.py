@@ -12,7 +12,9 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterator
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from greenroom.core.errors import GreenroomError, InvalidConfig
 from greenroom.core.generation import Event, Finished, FinishReason, GenerationRequest
@@ -82,6 +84,7 @@ class BatchEngine:
         observer: SequenceObserver | None = None,
         moves: ExpertMoves | None = None,
         paths: TokenPaths | None = None,
+        picks: Callable[[], NDArray[np.integer] | None] | None = None,
         on_ended: Callable[[Sequence], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -110,6 +113,7 @@ class BatchEngine:
         self._meter = StepMeter(moves)
         self._clock = clock
         self._paths = StepPaths(paths, self.stats, clock)
+        self._picks = picks
         self._numbers = itertools.count()
 
     @property
@@ -303,6 +307,8 @@ class BatchEngine:
     def _forward(self, pairs: list[tuple[Sequence, Rows]], paths: Scores | None) -> _Due:
         chunks = [_chunk(sequence, rows) for sequence, rows in pairs]
         logits = self.model.forward(chunks) if paths is None else self.model.forward(chunks, paths)
+        if self._picks is not None and (picks := self._picks()) is not None:
+            self._paths.ran([Part(sequence, rows.tokens) for sequence, rows in pairs], picks)
         for (sequence, _), chunk in zip(pairs, chunks, strict=True):
             chunk.kv.commit(len(chunk.tokens))
             if chunk.prefill:

@@ -8,6 +8,7 @@ from collections.abc import Sequence as Items
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from greenroom.moe.batch.batch_stats import BatchStats
 from greenroom.moe.batch.sequence import Sequence
@@ -18,7 +19,7 @@ from greenroom.policies.batching.batch_policy import SequencePaths
 log = logging.getLogger(__name__)
 
 _MOST_FAILURES = 3
-"""In a row; after these nothing is asked until another version is swapped in."""
+"""Steps in a row that had some; after these nothing is asked until another version is swapped in."""
 
 
 class Part(NamedTuple):
@@ -61,6 +62,8 @@ class StepPaths:
 
     def begin_step(self) -> None:
         """Another step is about to be planned."""
+        if not self._failed_now:
+            self._failures = 0
         self._failed_now = False
 
     def decoding(self, running: Iterable[Sequence]) -> SequencePaths | None:
@@ -84,6 +87,25 @@ class StepPaths:
         if self._last is not None and self._last[0] == keys:
             return self._last[1]
         return np.concatenate([self._told[part.sequence.number][1] for part in parts])
+
+    def ran(self, parts: Items[Part], picks: NDArray[np.integer]) -> None:
+        """The rows of these have run, and are not committed yet: ``picks[T, layers, k]`` (TokenPaths.picked)."""
+        if self._source is None or not parts:
+            return
+        asked = np.array([part.sequence.number in self._begun for part in parts])
+        of_part = np.repeat(np.arange(len(parts)), [part.tokens for part in parts])
+        rows = asked[of_part]
+        began = self._clock()
+        try:
+            self._source.picked(
+                np.array([part.sequence.number for part in parts], dtype=np.int64)[of_part][rows],
+                np.concatenate([np.arange(part.start, part.start + part.tokens) for part in parts])[rows],
+                picks[rows],
+            )
+        except Exception:
+            self._failed()
+        finally:
+            self._stats.paths_seconds += self._clock() - began
 
     def end(self, number: int) -> None:
         """The sequence has ended."""
@@ -109,7 +131,6 @@ class StepPaths:
             return False
         finally:
             self._stats.paths_seconds += self._clock() - began
-        self._failures = 0
         self._last = [_key(part) for part in parts], chances
         row = 0
         for part in parts:
@@ -136,7 +157,8 @@ class StepPaths:
 
     def _failed(self) -> None:
         self._stats.path_failures += 1
-        self._failures += 1
+        if not self._failed_now:
+            self._failures += 1
         self._failed_now = True
         self._last = None
         log.exception("foretelling routing paths failed")

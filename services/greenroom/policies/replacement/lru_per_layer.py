@@ -46,7 +46,8 @@ class LruPerLayer(ExpertPolicy):
         own[layer_of[request.incoming]] = True
         left, chosen, freed = request.evictable.copy(), list[int](), 0
         while freed < request.bytes_needed:
-            key = self._next(np.flatnonzero(left), held - self._shares.get(request.tier, 0.0), own)
+            above: NDArray[np.float64] = held - np.float64(self._shares.get(request.tier, 0.0))
+            key = self._next(np.flatnonzero(left), above, own)
             left[key] = False
             chosen.append(key)
             held[layer_of[key]] -= bytes_of[key]

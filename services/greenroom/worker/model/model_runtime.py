@@ -33,6 +33,7 @@ from greenroom.moe.architecture.moe_layers import model_class
 from greenroom.moe.batch.batch_config import BatchConfig
 from greenroom.moe.batch.batch_engine import BatchEngine
 from greenroom.moe.batch.batch_loop import BatchLoop
+from greenroom.moe.batch.step_picks import Picks, StepPicks
 from greenroom.moe.forward.ragged_model import RaggedModel
 from greenroom.moe.forward.ragged_probe import refuse_stateful
 from greenroom.moe.forward.row_limits import limits_for
@@ -47,6 +48,7 @@ from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy
 from greenroom.policies.base.fidelity import Fidelity, check_profile
 from greenroom.policies.base.token_paths import TokenPaths
+from greenroom.policies.batching.batch_policy import BatchPolicy
 from greenroom.policies.expertflow.paths_of_file import paths_of_file
 from greenroom.policies.registry import create_policy, policy_class, spelling
 from greenroom.text import StopChecker, TextProcessor
@@ -272,8 +274,18 @@ class ModelRuntime:
             observer=self.experts,
             moves=EngineMoves(self.experts, self.link),
             paths=paths,
+            picks=self._picks_for_paths(policy),
         )
         return BatchLoop(engine).start()
+
+    def _picks_for_paths(self, policy: BatchPolicy) -> Callable[[], Picks | None] | None:
+        """What each step picked, where paths may be foretold. None: nobody uses them."""
+        experts = self.experts
+        if not policy.reads_paths and PathsFile.KIND not in experts.policy.artifacts:
+            return None
+        picks = StepPicks(experts.catalogue)
+        experts.also_tell(picks)
+        return picks.take
 
     @property
     def _shows_progress(self) -> bool:
