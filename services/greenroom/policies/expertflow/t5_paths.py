@@ -15,13 +15,13 @@ from greenroom.core.errors import InvalidConfig
 from greenroom.core.units import MIB
 from greenroom.policies.base.array_types import Ids, Scores
 from greenroom.policies.base.expert_keys import Catalogue
+from greenroom.policies.base.logistic import chances_of
 from greenroom.policies.base.token_paths import TokenPaths
 from greenroom.policies.expertflow.t5_cache import T5Cache
 from greenroom.policies.expertflow.t5_network import UNSEEN, Array, T5Network, attend, merged, normed
 from greenroom.policies.expertflow.token_tables import Past
 
 CACHE_BYTES: Final = 64 * MIB
-_LARGEST: Final = 80
 _MOST_PROMPTS: Final = 4096
 """Sequences whose prompts are remembered. More do not run at once."""
 
@@ -97,7 +97,7 @@ class T5Paths(TokenPaths):
             found[places] = self._decode(slots, positions[places], rows[places])
         if self._past is not None:
             self._add_past(found, sequences, rows)
-        return _chance(found)
+        return chances_of(found)
 
     def _add_past(self, logits: Scores, sequences: Ids, rows: Ids) -> None:
         distinct, of_row = np.unique(sequences, return_inverse=True)
@@ -175,17 +175,6 @@ class T5Paths(TokenPaths):
             states += merged(attend(query, network.heads(keys), network.heads(values), prompt_bias)) @ cross.out
             states = block.feed_forward(states)
         return network.logits(states)
-
-
-def _chance(logits: Scores) -> Scores:
-    """σ of each; one that is no number is no chance. Overwrites ``logits``."""
-    np.negative(logits, out=logits)
-    np.clip(logits, -_LARGEST, _LARGEST, out=logits)
-    np.exp(logits, out=logits)
-    logits += 1
-    np.reciprocal(logits, out=logits)
-    logits[np.isnan(logits)] = 0
-    return logits
 
 
 def _whole(slots: NDArray[np.intp]) -> NDArray[np.intp] | slice:

@@ -22,6 +22,7 @@ from greenroom.core.artifacts.paths_forms.tables import (
 from greenroom.core.errors import InvalidConfig
 from greenroom.policies.base.array_types import Ids, Scores
 from greenroom.policies.base.expert_keys import Catalogue
+from greenroom.policies.base.logistic import chances_of
 from greenroom.policies.base.token_paths import TokenPaths
 from greenroom.policies.expertflow.token_histories import TokenHistory
 
@@ -116,7 +117,7 @@ class TokenTables(TokenPaths):
                     self._add_past(own, past[of_row[rows]], at["token"][rows] < 0, mode)
                 if mode == PICKS:
                     self._add_picks(logits, [histories[one] for one in of_row[rows].tolist()], same[:, rows])
-                found[rows] = _chance(own)
+                found[rows] = chances_of(own)
         return found
 
     def picked(self, sequences: Ids, positions: Ids, picks: NDArray[np.integer]) -> None:
@@ -247,12 +248,3 @@ def _by_rank(groups: Ids, count: int) -> list[Rows]:
     rank = np.arange(len(groups)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     by_rank = np.argsort(rank, kind="stable")
     return np.split(order[by_rank], np.cumsum(np.bincount(rank))[:-1])
-
-
-def _chance(logits: Scores) -> Scores:
-    """1 / (1 + e^−x) of each logit x."""
-    found: Scores = np.negative(logits)
-    np.clip(found, -80, 80, out=found)
-    np.exp(found, out=found)
-    found += 1
-    return np.reciprocal(found, out=found)
