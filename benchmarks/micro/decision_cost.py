@@ -41,9 +41,9 @@ from greenroom.experts.deciding.prefetcher import Prefetcher
 from greenroom.policies.base.events import ROUTER, Artifact, LayerRouting, Phase, Prediction, Step
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy
+from greenroom.policies.duoserve.policy import DuoServe
 from greenroom.policies.foresight.path_predictor import PathPredictor
 from greenroom.policies.foresight.path_weights import PATH
-from greenroom.policies.duoserve.policy import DuoServe
 from greenroom.policies.registry import create_policy
 from greenroom.policies.reuse.chances import REUSE, ReuseChances
 from greenroom.policies.reuse.policy import Reuse
