@@ -81,12 +81,12 @@ class Watch:
         return sum(seconds for _, seconds, _ in self.steps)
 
     @contextmanager
-    def _timed_step(self, sequences: NDArray[np.int64], prefill: NDArray[np.bool_]) -> Iterator[None]:
+    def _timed_step(self, sequences: NDArray[np.int64], prefill: NDArray[np.bool_], *told: Any) -> Iterator[None]:
         self._in_experts = 0.0
         self._rows = len(sequences)
         stalled = self._engine.counters.stall_seconds
         begin = time.perf_counter()
-        with self._step(sequences, prefill):
+        with self._step(sequences, prefill, *told):
             yield
         seconds = time.perf_counter() - begin
         stalled = self._engine.counters.stall_seconds - stalled

@@ -42,10 +42,10 @@ def main(model: str, rounds: int) -> None:
         seconds: list[float] = []
         forward = loop.engine.model.forward
 
-        def timed(chunks: Sequence[Any]) -> Any:
+        def timed(chunks: Sequence[Any], *paths: Any) -> Any:
             begin = time.perf_counter()
             try:
-                return forward(chunks)
+                return forward(chunks, *paths)
             finally:
                 seconds.append(time.perf_counter() - begin)
 

@@ -117,8 +117,9 @@ runtime_options = stack(
         "--batching",
         default="fcfs",
         show_default=True,
-        help="Which rows form a step: fcfs (prompts in chunks), or phases (prompts whole and together, while moving "
-        "experts takes longer than computing; no --prefill-chunk); with options as in phases:hold=0.25.",
+        help="Which rows form a step: fcfs (prompts in chunks), phases (prompts whole and together, while moving "
+        "experts takes longer than computing; no --prefill-chunk), or token-scheduler (decode rows that share experts "
+        "together, under --rows-per-forward); with options as in phases:hold=0.25.",
     ),
     click.option("--max-running", type=int, default=32, show_default=True, help="Requests running at once."),
     click.option("--max-waiting", type=int, default=256, show_default=True, help="Requests waiting at most."),
@@ -137,6 +138,11 @@ runtime_options = stack(
         default=256,
         show_default=True,
         help="Most rows of one prompt in it, unless the batch policy runs prompts whole.",
+    ),
+    click.option(
+        "--rows-per-forward",
+        type=int,
+        help="Most decode rows in one forward; where more requests decode, they run in several.  [default: all]",
     ),
     click.option("--threads", type=int, help="Cores to compute on.  [default: all that are usable]"),
     click.option(

@@ -25,6 +25,7 @@ from greenroom.policies.emoe.popularity import Popularity
 from greenroom.policies.emoe.scheduling import EmoeLiteralPlacement, EmoePlacement
 from greenroom.policies.expertflow.literal import LiteralExpertFlow
 from greenroom.policies.expertflow.policy import ExpertFlow
+from greenroom.policies.expertflow.token_scheduler import TokenScheduler
 from greenroom.policies.moe_infinity.policy import MoeInfinity
 from greenroom.policies.placement.edf import EdfPlacement
 from greenroom.policies.placement.fcfs import FcfsPlacement
@@ -78,7 +79,11 @@ SPELLINGS: dict[str, type[ExpertPolicy]] = EXPERT_POLICIES | {
 """All classes, as users write them."""
 GRAPH_POLICIES = frozenset({"coserve", "pull"})
 """Made for graphs of whole models: a model of MoE layers shows nothing of their own."""
-BATCH_POLICIES: dict[str, type[BatchPolicy]] = {"fcfs": FcfsBatching, "phases": PhasesBatching}
+BATCH_POLICIES: dict[str, type[BatchPolicy]] = {
+    "fcfs": FcfsBatching,
+    "phases": PhasesBatching,
+    "token-scheduler": TokenScheduler,
+}
 PLACEMENT_POLICIES: dict[str, type[PlacementPolicy]] = {
     "edf": EdfPlacement,
     "emoe": EmoePlacement,

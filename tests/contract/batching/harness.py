@@ -15,6 +15,7 @@ from greenroom.moe.attention.ragged_attention import Chunk
 from greenroom.moe.batch.batch_config import BatchConfig
 from greenroom.moe.batch.batch_engine import BatchEngine
 from greenroom.moe.forward.ragged_model import RaggedModel
+from greenroom.policies.base.array_types import Scores
 from tests.random_checkpoints import DECODER_ONLY, random_model
 
 CASES = [
@@ -120,8 +121,8 @@ def recorded(model: RaggedModel) -> Iterator[list[torch.Tensor]]:
     """The logits of every forward while it is open."""
     seen: list[torch.Tensor] = []
 
-    def forward(chunks: Sequence[Chunk]) -> torch.Tensor:
-        logits = RaggedModel.forward(model, chunks)
+    def forward(chunks: Sequence[Chunk], paths: Scores | None = None) -> torch.Tensor:
+        logits = RaggedModel.forward(model, chunks, paths)
         seen.append(logits)
         return logits
 
@@ -169,7 +170,10 @@ class Driver:
     """Steps an engine and audits it after every step."""
 
     def __init__(self, model: RaggedModel, *, kv_budget: int = KV_BUDGET, **options: Any) -> None:
-        names = ("max_model_len", "tokens_per_step", "max_running", "max_waiting", "prefill_chunk")
+        names = (
+            "max_model_len", "tokens_per_step", "max_running", "max_waiting", "prefill_chunk", "rows_per_forward",
+            "plans_rounds",
+        )  # fmt: skip
         limits = {key: options.pop(key) for key in names if key in options}
         if "tokens_per_step" in limits:
             limits.setdefault("max_running", min(64, limits["tokens_per_step"]))

@@ -129,9 +129,9 @@ def test_what_the_rows_of_a_later_chunk_may_see_needs_no_wait(device: Device) ->
         model, later = llm.worker.loop.engine.model, [0]
         forward = model.forward
 
-        def counted(chunks: Any) -> torch.Tensor:
+        def counted(chunks: Any, *paths: Any) -> torch.Tensor:
             later[0] += any(chunk.kv.length and len(chunk.tokens) > 1 for chunk in chunks)
-            return forward(chunks)
+            return forward(chunks, *paths)
 
         model.forward = counted  # type: ignore[method-assign]
         with device.watch() as watch:
@@ -162,8 +162,10 @@ def test_logits_are_equal_to_the_bit_at_three_budgets(device: Device) -> None:
             forward = model.forward
             rows: list[torch.Tensor] = []
 
-            def noted(chunks: Any, forward: Any = forward, rows: list[torch.Tensor] = rows) -> torch.Tensor:
-                logits: torch.Tensor = forward(chunks)
+            def noted(
+                chunks: Any, paths: Any = None, forward: Any = forward, rows: list[torch.Tensor] = rows
+            ) -> torch.Tensor:
+                logits: torch.Tensor = forward(chunks, paths)
                 rows.append(logits.cpu())
                 return logits
 
@@ -209,10 +211,10 @@ def test_a_step_without_memory_costs_only_the_request_that_asked_for_it(device: 
         model = llm.worker.loop.engine.model
         forward = model.forward
 
-        def greedy_for_memory(chunks: Any) -> torch.Tensor:
+        def greedy_for_memory(chunks: Any, *paths: Any) -> torch.Tensor:
             if any(len(chunk.tokens) > 60 for chunk in chunks):
                 torch.empty(1 << 50, dtype=torch.uint8, device=model.device)
-            return forward(chunks)
+            return forward(chunks, *paths)
 
         model.forward = greedy_for_memory  # type: ignore[method-assign]
         with pytest.raises(GenerationFailed, match=r"internal error|memory"):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from greenroom.core.errors import InvalidConfig
 from greenroom.policies.base.events import Phase
 from greenroom.policies.batching.batch_policy import (
     BatchDecision,
@@ -15,6 +18,7 @@ from greenroom.policies.batching.batch_policy import (
     BatchPolicy,
     BatchState,
     RunningSequence,
+    SequencePaths,
     StepCosts,
     WaitingSequence,
 )
@@ -23,6 +27,7 @@ from greenroom.policies.registry import BATCH_POLICIES, create_batch_policy, spe
 TURN_MS = 10.0
 MOST_SECONDS = 0.1
 MOST_HOLD = 2.0
+EXPERTS = 24
 
 
 @dataclass
@@ -42,6 +47,8 @@ class Workload:
     limits: BatchLimits
     lives: list[Life]
     costs: StepCosts
+    paths_seed: int | None = None
+    """None: nothing foretells paths."""
 
 
 class Worker:
@@ -50,7 +57,10 @@ class Worker:
     def __init__(self, policy: BatchPolicy, workload: Workload) -> None:
         lives = workload.lives
         self.policy = policy
-        self.limits = workload.limits
+        self.limits = replace(workload.limits, plans_rounds=policy.plans_rounds)
+        if policy.plans_rounds:  # so that several forwards are needed
+            self.limits = replace(self.limits, max_running=3 * workload.limits.max_running)
+        self.random = None if workload.paths_seed is None else np.random.default_rng(workload.paths_seed)
         self.costs = workload.costs
         self.to_come = sorted(lives, key=lambda life: (life.arrives, life.sequence))
         self.waiting: list[Life] = []
@@ -83,12 +93,25 @@ class Worker:
             self.kv_free,
             self.limits,
             self.costs,
+            *self._foretold(),
         )
         decision = self.policy.decide(state)
         assert self.policy.decide(state) == decision, "equal states, unequal decisions"
         self.decisions.append(decision)
         self._carry_out(decision)
         self.now += 1
+
+    def _foretold(self) -> tuple[SequencePaths | None, np.ndarray | None]:
+        """Of all that decode, and now and then of one that waits; and what is resident."""
+        if self.random is None:
+            return None, None
+        told = [life.sequence for life in self.running if life.prefill_left == 0]
+        told += [life.sequence for life in self.waiting[: self.random.integers(2)]]
+        chances = (self.random.random((len(told), EXPERTS)) ** 4).astype(np.float32)
+        chances.setflags(write=False)
+        resident = self.random.random(EXPERTS) < self.random.choice([0.3, 1.0])
+        resident.setflags(write=False)
+        return SequencePaths(np.array(told, dtype=np.int64), chances), resident
 
     def _carry_out(self, decision: BatchDecision) -> None:
         waiting = {life.sequence: life for life in self.waiting}
@@ -103,8 +126,12 @@ class Worker:
         assert self.kv_free >= 0
         assert len(self.running) <= self.limits.max_running
         moved: set[int] = set()
+        decoding = [part.sequence for plan in decision.steps for part in plan.rows if part.phase is Phase.DECODE]
+        assert not [each for each, count in Counter(decoding).items() if count > 1], "two decode rows in a round"
         for plan in decision.steps:
             assert 0 < plan.tokens <= self.limits.tokens_per_step
+            decode_rows = sum(part.phase is Phase.DECODE for part in plan.rows)
+            assert decode_rows <= (self.limits.rows_per_forward or self.limits.tokens_per_step)
             running = {life.sequence: life for life in self.running}
             assert len({part.sequence for part in plan.rows}) == len(plan.rows), "one sequence twice in a step"
             for part in plan.rows:
@@ -128,11 +155,13 @@ class Worker:
 @st.composite
 def workloads(draw: st.DrawFn) -> Workload:
     max_running = draw(st.integers(1, 5))
+    tokens_per_step = draw(st.integers(max_running, 12))
     limits = BatchLimits(
-        tokens_per_step=draw(st.integers(max_running, 12)),
+        tokens_per_step=tokens_per_step,
         max_running=max_running,
         kv_total=draw(st.integers(10, 60)),
         prefill_chunk=draw(st.none() | st.integers(1, 6)),
+        rows_per_forward=draw(st.none() | st.integers(1, min(3, tokens_per_step))),
     )
     shapes = draw(
         st.lists(
@@ -149,12 +178,23 @@ def workloads(draw: st.DrawFn) -> Workload:
         for number, (arrives, prefill, generates, spare, slo) in enumerate(shapes)
     ]
     return Workload(
-        limits, lives, StepCosts(draw(st.none() | st.floats(0, MOST_SECONDS / 12)), draw(seconds), draw(seconds))
+        limits,
+        lives,
+        StepCosts(draw(st.none() | st.floats(0, MOST_SECONDS / 12)), draw(seconds), draw(seconds)),
+        draw(st.none() | st.integers(0, 99)),
     )
 
 
 every_policy = pytest.mark.parametrize(
-    "name", [*sorted(BATCH_POLICIES), "phases:apart=true", "phases:hold=0.5", f"phases:apart=true,hold={MOST_HOLD}"]
+    "name",
+    [
+        *sorted(BATCH_POLICIES),
+        "phases:apart=true",
+        "phases:hold=0.5",
+        f"phases:apart=true,hold={MOST_HOLD}",
+        "token-scheduler:literal=true",
+        "token-scheduler:force=true,seed=3",
+    ],
 )
 
 
@@ -209,3 +249,31 @@ def test_every_decoding_sequence_moves_with_every_decision(name: str, workload: 
 
         rows = [part for plan in worker.decisions[-1].steps for part in plan.rows]
         assert {part.sequence for part in rows if part.phase is Phase.DECODE} == decoding
+
+
+@every_policy
+def test_decode_rows_that_one_forward_may_not_hold_run_in_as_few_of_equal_sizes(name: str) -> None:
+    limits = BatchLimits(tokens_per_step=40, max_running=40, kv_total=0, rows_per_forward=4)
+    running = tuple(RunningSequence(number, prefill_left=0) for number in range(10))
+
+    steps = made(name).decide(BatchState((), running, 0, limits)).steps
+
+    assert [plan.tokens for plan in steps] == [4, 3, 3]
+
+
+def test_only_policies_that_plan_rounds_may_have_more_running_than_a_forward_has_rows() -> None:
+    assert {name for name, made in BATCH_POLICIES.items() if made.plans_rounds} == {"token-scheduler"}
+    with pytest.raises(InvalidConfig, match="max_running"):
+        BatchLimits(tokens_per_step=4, max_running=5, kv_total=0)
+    running = tuple(RunningSequence(number, prefill_left=0) for number in range(9))
+    limits = BatchLimits(tokens_per_step=4, max_running=12, kv_total=0, plans_rounds=True)
+
+    steps = made("token-scheduler").decide(BatchState((), running, 0, limits)).steps
+
+    assert [plan.tokens for plan in steps] == [3, 3, 3]
+
+
+@pytest.mark.parametrize("rows", [0, 11])
+def test_the_bound_of_decode_rows_lies_from_one_to_the_rows_of_a_step(rows: int) -> None:
+    with pytest.raises(InvalidConfig, match=r"rows_per_forward.*from 1 to tokens_per_step"):
+        BatchLimits(tokens_per_step=10, max_running=4, kv_total=0, rows_per_forward=rows)

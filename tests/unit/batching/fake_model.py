@@ -49,15 +49,18 @@ class FakeModel:
         self.entered = threading.Event()
         self.forwards: list[list[tuple[int, int]]] = []
         """Of every forward its (sequence, rows), failed ones too."""
+        self.paths: list[object] = []
+        """Of every forward the paths of its rows."""
         self.plans: list[tuple[int, list[tuple[int, list[int]]]]] = []
         """Of every forward told ahead: how many had run by then, and its (sequence, tokens)."""
 
     def as_ragged(self) -> RaggedModel:
         return cast(RaggedModel, self)
 
-    def forward(self, chunks: Sequence[Chunk]) -> torch.Tensor:
+    def forward(self, chunks: Sequence[Chunk], paths: object = None) -> torch.Tensor:
         self.entered.set()
         assert self.gate.wait(30), "the test never opened the gate"
+        self.paths.append(paths)
         self.forwards.append([(chunk.sequence, len(chunk.tokens)) for chunk in chunks])
         for chunk in chunks:
             self._write(0, chunk)

@@ -295,7 +295,7 @@ def test_a_defect_is_logged_and_not_shown(caplog: pytest.LogCaptureFixture) -> N
 
 def test_logits_that_are_no_numbers_fail_their_own_request() -> None:
     class Broken(FakeModel):
-        def forward(self, chunks: Sequence[Chunk]) -> torch.Tensor:
+        def forward(self, chunks: Sequence[Chunk], paths: object = None) -> torch.Tensor:
             logits = super().forward(chunks)
             for row, chunk in enumerate(chunk for chunk in chunks if chunk.wants_logits):
                 if chunk.sequence == 1 and chunk.kv.length > 3:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 
 from greenroom.core.errors import TransferFailed
 from greenroom.core.generation import Slo, Token
 from greenroom.moe.batch.step_meter import StepMeter
+from greenroom.policies.base.array_types import Mask
 from greenroom.policies.batching.batch_policy import UNKNOWN_COSTS, BatchDecision, BatchPolicy, BatchState, StepCosts
 from greenroom.policies.batching.fcfs import FcfsBatching
 from tests.contract.batching.harness import Driver, request
@@ -22,6 +24,9 @@ class Moves:
 
     def missing_seconds(self) -> float | None:
         return self.missing
+
+    def resident(self) -> Mask:
+        return np.ones(3, dtype=np.bool_)
 
 
 def ran(

@@ -105,12 +105,17 @@ def test_it_is_refused_from_behind_a_blocked_head_too() -> None:
     assert [sequence for sequence, _ in decision.refuse] == [2]
 
 
-def test_a_token_not_known_yet_is_not_fed_but_the_next_chunk_of_a_prompt_is() -> None:
+def test_decode_rows_beyond_those_of_a_forward_run_in_fixed_groups_and_prompts_with_the_last() -> None:
+    limits = BatchLimits(tokens_per_step=10, max_running=4, kv_total=100, rows_per_forward=2)
+
     decision = decide(
-        running=[RunningSequence(1, prefill_left=0, in_flight=True), RunningSequence(2, prefill_left=3, in_flight=True)]
+        running=[*(RunningSequence(n, prefill_left=0) for n in (3, 1, 2)), RunningSequence(7, prefill_left=20)],
+        limits=limits,
     )
 
-    assert rows(decision) == [(2, 3, Phase.PREFILL)]
+    first, second = decision.steps
+    assert [part.sequence for part in first.rows] == [3, 1]
+    assert [(part.sequence, part.tokens) for part in second.rows] == [(2, 1), (7, 9)]
 
 
 def test_nothing_to_do_is_no_step() -> None:

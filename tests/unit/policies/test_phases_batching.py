@@ -144,8 +144,6 @@ def test_nothing_is_held_where_nobody_decodes_or_a_prompt_runs_anyway_or_costs_a
     assert decide(waits(4), [*decodes(5), RunningSequence(9, prefill_left=3)], hold=9.0).admit == (100,)
     assert decide(waits(4), decodes(5), hold=9.0, costs=UNKNOWN_COSTS).admit == (100,)
     assert decide(waits(4), decodes(5), hold=0.0).admit == (100,)
-    waiting_for_tokens = [RunningSequence(1, prefill_left=0, in_flight=True)]
-    assert decide(waits(4), waiting_for_tokens, hold=9.0).admit == (100,)
 
 
 def test_an_slo_on_the_first_token_ends_the_hold_in_time() -> None:

@@ -113,3 +113,16 @@ def test_what_a_policy_does_not_take_is_said_of_it_as_it_is_written(tmp_path: Pa
         WorkerConfig("model", policy=literal, expert_mlp=file, residual=file)
     with pytest.raises(InvalidConfig, match=f"{literal} takes no path: .*choose the policy duoserve$"):
         WorkerConfig("model", policy=literal, expert_mlp=file, path=file)
+
+
+def test_more_requests_than_rows_run_only_where_the_batch_policy_plans_rounds() -> None:
+    with pytest.raises(InvalidConfig, match="max_running"):
+        WorkerConfig("model", tokens_per_step=16, max_running=32)
+    limits = WorkerConfig("model", tokens_per_step=16, max_running=32, batching="token-scheduler").limits(7)
+    assert (limits.plans_rounds, limits.max_running, limits.rows_per_forward) == (True, 32, None)
+
+
+def test_decode_rows_of_a_forward_are_bounded_by_the_rows_of_a_step() -> None:
+    assert WorkerConfig("model", rows_per_forward=4).limits(7).rows_per_forward == 4
+    with pytest.raises(InvalidConfig, match=r"rows_per_forward: 513 .*from 1 to tokens_per_step \(512\)"):
+        WorkerConfig("model", rows_per_forward=513)

@@ -15,7 +15,8 @@ class BatchConfig:
     ``max_model_len``: limit of prompt and answer in tokens (None: what the model and the KV budget allow).
     ``tokens_per_step``: limit of rows in a forward. ``max_running``: limit of requests that run at once.
     ``max_waiting``: how many more may wait. ``prefill_chunk``: limit of one request's prompt rows in a step (None: what
-    the step holds).
+    the step holds). ``rows_per_forward``: limit of decode rows in a forward (None: what it holds).
+    ``plans_rounds``: the batch policy plans rounds, so more requests may run than a forward has rows.
     """
 
     kv_budget_bytes: int
@@ -24,6 +25,8 @@ class BatchConfig:
     max_running: int = 64
     max_waiting: int = 256
     prefill_chunk: int | None = None
+    rows_per_forward: int | None = None
+    plans_rounds: bool = False
 
     def __post_init__(self) -> None:
         if self.max_waiting < 0:
@@ -33,4 +36,11 @@ class BatchConfig:
         self.limits(self.kv_budget_bytes)
 
     def limits(self, kv_total: int) -> BatchLimits:
-        return BatchLimits(self.tokens_per_step, self.max_running, kv_total, self.prefill_chunk)
+        return BatchLimits(
+            self.tokens_per_step,
+            self.max_running,
+            kv_total,
+            self.prefill_chunk,
+            self.rows_per_forward,
+            self.plans_rounds,
+        )

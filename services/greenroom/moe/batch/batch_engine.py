@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator
 
 import torch
 
-from greenroom.core.errors import GreenroomError
+from greenroom.core.errors import GreenroomError, InvalidConfig
 from greenroom.core.generation import Event, Finished, FinishReason, GenerationRequest
 from greenroom.experts.copying.device_errors import is_out_of_memory, raise_if_fatal
 from greenroom.moe.attention.kv_cache import KVMemoryError, KVStore
@@ -29,8 +29,11 @@ from greenroom.moe.batch.sampling import sample as sample_in_ram
 from greenroom.moe.batch.sequence import OnEvent, Sequence, StopCheckerFactory
 from greenroom.moe.batch.sequence_observer import SequenceObserver
 from greenroom.moe.batch.step_meter import ExpertMoves, StepMeter
+from greenroom.moe.batch.step_paths import Part, StepPaths
 from greenroom.moe.forward.ragged_model import RaggedModel
+from greenroom.policies.base.array_types import Scores
 from greenroom.policies.base.events import Phase, SequenceEnd
+from greenroom.policies.base.token_paths import TokenPaths
 from greenroom.policies.batching.batch_policy import (
     UNKNOWN_COSTS,
     BatchPolicy,
@@ -60,7 +63,8 @@ class BatchEngine:
 
     ``new_sequence`` and ``snapshot`` may be called from any thread, everything else from the thread that steps.
     ``stop_checkers`` makes the checker of a request's stop strings. Without it requests with stop strings are refused.
-    ``moves``: what moves experts, for what the policy is told of a step's cost.
+    ``moves``: what moves experts, for what the policy is told of a step's cost. ``paths``: what foretells routing paths
+    from tokens; asked once a row, for the policy and for the forward.
 
     Invariants, checked by ``audit``: A request waits or runs, never both. Exactly the running requests have a KV
     reservation. The batch policy's descriptions of all requests are up to date. A request gets exactly one Finished,
@@ -77,18 +81,24 @@ class BatchEngine:
         stop_checkers: StopCheckerFactory | None = None,
         observer: SequenceObserver | None = None,
         moves: ExpertMoves | None = None,
+        paths: TokenPaths | None = None,
         on_ended: Callable[[Sequence], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.model = model
         self.config = config
         self.policy = policy or FcfsBatching()
+        if config.plans_rounds and not self.policy.plans_rounds:
+            allowed = "false: this batch policy runs no more sequences than a forward has rows"
+            raise InvalidConfig("plans_rounds", config.plans_rounds, allowed)
         self.kv = KVStore(model.layout, config.kv_budget_bytes)
         self._requests = RequestLimits(model, config, self.kv, stops=stop_checkers is not None)
         self.stats = BatchStats(kv_budget_bytes=config.kv_budget_bytes)
         self.waiting: dict[int, Sequence] = {}
         self.running: dict[int, Sequence] = {}
         self.on_ended = on_ended
+        self.between_forwards: Callable[[], None] | None = None
+        """Called between two forwards that were planned together."""
         self._described = QueueDescription(model.layout)
         self._limits = config.limits(config.kv_budget_bytes)
         self._eos_token_ids = frozenset(eos_token_ids)
@@ -96,8 +106,10 @@ class BatchEngine:
         self._observer = observer
         self.costs = UNKNOWN_COSTS
         """What the policy was told last."""
+        self._moves = moves
         self._meter = StepMeter(moves)
         self._clock = clock
+        self._paths = StepPaths(paths, self.stats, clock)
         self._numbers = itertools.count()
 
     @property
@@ -152,6 +164,10 @@ class BatchEngine:
         if sequence is not None:
             self._end(sequence, FinishReason.CANCELLED)
 
+    def swap_paths(self, paths: TokenPaths | None) -> None:
+        """Have routing paths foretold by this one from now on. To be called between steps."""
+        self._paths.swap(paths)
+
     def abort(self, error: str) -> None:
         """Fail all requests."""
         for sequence in [*self.waiting.values(), *self.running.values()]:
@@ -167,6 +183,8 @@ class BatchEngine:
         plans = self._schedule()
         for plan, following in itertools.zip_longest(plans, plans[1:]):
             stats = self.stats
+            if plan is not plans[0] and self.between_forwards is not None:
+                self.between_forwards()
             if following is not None:
                 self._tell_plan(following, plan)
             isolated, prefill, decode = stats.isolated_steps, stats.prefill_rows, stats.decode_rows
@@ -186,15 +204,19 @@ class BatchEngine:
     def _schedule(self) -> tuple[StepPlan, ...]:
         described = self._described
         self.costs = self._meter.costs()
-        decision = self.policy.decide(
-            BatchState(
-                waiting=self._with_waits() if self.policy.reads_waits else described.waiting,
-                running=described.running,
-                kv_free=self.kv.free_bytes,
-                limits=self._limits,
-                costs=self.costs,
-            )
+        self._paths.begin_step()
+        state = BatchState(
+            waiting=self._with_waits() if self.policy.reads_waits else described.waiting,
+            running=described.running,
+            kv_free=self.kv.free_bytes,
+            limits=self._limits,
+            costs=self.costs,
+            paths=self._paths.decoding(self.running.values()) if self.policy.reads_paths else None,
+            resident=None if self._moves is None else self._moves.resident(),
         )
+        began = self._clock()
+        decision = self.policy.decide(state)
+        self.stats.decide_seconds += self._clock() - began
         for number, reason in decision.refuse:
             self._end(self.waiting[number], FinishReason.FAILED, reason)
         for number in decision.admit:
@@ -244,8 +266,9 @@ class BatchEngine:
         pairs = [(self.running[rows.sequence], rows) for rows in plan.rows if rows.sequence in self.running]
         if not pairs:
             return []
+        paths = self._paths.rows([Part(sequence, rows.tokens) for sequence, rows in pairs])
         try:
-            return [self._forward(pairs)]
+            return [self._forward(pairs, paths)]
         except Exception as error:
             raise_if_fatal(error)
             if len(pairs) == 1:
@@ -254,24 +277,29 @@ class BatchEngine:
             log.warning("a step of %d requests failed, each runs again alone: %s", len(pairs), error)
         self.stats.isolated_steps += 1
         due = []
-        for pair in pairs:
+        start = 0
+        for sequence, rows in pairs:
+            own = None if paths is None else paths[start : start + rows.tokens]
+            start += rows.tokens
             try:
-                due.append(self._forward([pair]))
+                due.append(self._forward([(sequence, rows)], own))
             except Exception as error:
-                self._fail(pair[0], error)
+                self._fail(sequence, error)
         return due
 
     def _tell_plan(self, following: StepPlan, plan: StepPlan) -> None:
         """Tell the model of the forward that follows the one of ``plan``, which is about to run."""
         ahead = {rows.sequence: rows.tokens for rows in plan.rows}
         pairs = [(self.running[rows.sequence], rows) for rows in following.rows if rows.sequence in self.running]
-        chunks = [_chunk(sequence, rows, ahead.get(sequence.number, 0)) for sequence, rows in pairs]
+        parts = [Part(sequence, rows.tokens, ahead.get(sequence.number, 0)) for sequence, rows in pairs]
+        paths = self._paths.rows(parts)
         with self._observed():
-            self.model.plan([chunk for chunk in chunks if chunk.tokens])
+            chunks = [_chunk(part.sequence, rows, part.ahead) for part, (_, rows) in zip(parts, pairs, strict=True)]
+            self.model.plan(chunks, paths)
 
-    def _forward(self, pairs: list[tuple[Sequence, Rows]]) -> _Due:
+    def _forward(self, pairs: list[tuple[Sequence, Rows]], paths: Scores | None) -> _Due:
         chunks = [_chunk(sequence, rows) for sequence, rows in pairs]
-        logits = self.model.forward(chunks)
+        logits = self.model.forward(chunks) if paths is None else self.model.forward(chunks, paths)
         for (sequence, _), chunk in zip(pairs, chunks, strict=True):
             chunk.kv.commit(len(chunk.tokens))
             if chunk.prefill:
@@ -316,6 +344,7 @@ class BatchEngine:
         if self.waiting.pop(sequence.number, None) is None:
             del self.running[sequence.number]
         self._described.left(sequence.number)
+        self._paths.end(sequence.number)
         approximated = 0.0
         if sequence.kv is not None:
             if self._observer is not None:

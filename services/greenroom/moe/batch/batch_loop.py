@@ -37,8 +37,9 @@ class BatchLoop:
         self.failure: BaseException | None = None
         """What ended the thread, if ``stop`` did not."""
         self.between_steps: Callable[[], None] | None = None
-        """Called on the loop's thread before and after each step and at the end. The events since the last call belong
-        together. It must not block, and if it raises, the loop ends. Set it before anything is submitted."""
+        """Called on the loop's thread before and after each step, between forwards that were planned together, and at
+        the end. The events since the last call belong together. It must not block, and if it raises, the loop ends. Set
+        it before anything is submitted."""
         self._limit = engine.config.max_running + engine.config.max_waiting
         self._changed = threading.Condition()
         self._active: dict[str, Sequence] = {}
@@ -48,6 +49,7 @@ class BatchLoop:
         self._idle = False
         self._thread = threading.Thread(target=self._serve, name="batch-loop", daemon=True)
         engine.on_ended = self._forget
+        engine.between_forwards = self._between_forwards
 
     # -- from other threads --------------------------------------------------------------------------------------
 
@@ -159,16 +161,26 @@ class BatchLoop:
         with self._changed:
             if not (self._inbox or self._cancelled or self.engine.busy):
                 self._rest()
+            draining = self._drain_until
+        self._take_over()
+        if draining is None:
+            return True
+        return self.engine.busy and time.monotonic() < draining
+
+    def _take_over(self) -> None:
+        """Let those that came wait for admission, and end those that are cancelled."""
+        with self._changed:
             arrived, self._inbox = self._inbox, []
             cancelled, self._cancelled = self._cancelled, set()
-            draining = self._drain_until
         for sequence in arrived:
             self.engine.add(sequence)
         for number in cancelled:
             self.engine.cancel(number)
-        if draining is None:
-            return True
-        return self.engine.busy and time.monotonic() < draining
+
+    def _between_forwards(self) -> None:
+        self._pause()
+        self._take_over()
+        self._pause()
 
     def _pause(self) -> None:
         if self.between_steps is not None:

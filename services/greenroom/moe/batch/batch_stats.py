@@ -15,7 +15,9 @@ class BatchStats:
     failed as a whole and were run request by request. ``queue_seconds``: sum over the ``started`` requests of their
     time between submission and admission. ``finished``: requests by the reason of their end. ``kv_shortages``: how
     often the system lacked memory for keys and values within the budget. ``kv_free_bytes``: what can be reserved now,
-    0 while memory is short. ``audit_failures`` and ``observer_failures`` are defects; both are logged.
+    0 while memory is short. ``decide_seconds``: what the batch policy took; ``paths_seconds``: what foretelling routing
+    paths took, and ``path_failures`` how often it failed. ``audit_failures`` and ``observer_failures`` are defects;
+    both are logged.
     """
 
     steps: int = 0
@@ -24,6 +26,9 @@ class BatchStats:
     generated_tokens: int = 0
     step_seconds: float = 0.0
     isolated_steps: int = 0
+    decide_seconds: float = 0.0
+    paths_seconds: float = 0.0
+    path_failures: int = 0
     submitted: int = 0
     started: int = 0
     queue_seconds: float = 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
+from greenroom.policies.base.array_types import Mask
 from greenroom.policies.batching.batch_policy import StepCosts
 
 _KEPT = 7 / 8
@@ -24,6 +25,10 @@ class ExpertMoves(Protocol):
 
     def missing_seconds(self) -> float | None:
         """How long moving all experts that are missing now takes. None: not known yet."""
+        ...
+
+    def resident(self) -> Mask:
+        """``[N]``: the experts that are on the device now. The same array may be returned again."""
         ...
 
 

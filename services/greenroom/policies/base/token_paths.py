@@ -24,7 +24,7 @@ class TokenPaths(ABC):
 
     @abstractmethod
     def chances(self, sequences: Ids, positions: Ids, tokens: Ids) -> Scores:
-        """``[T, N]``: the chance that each row picks each expert of the catalogue.
+        """``[T, N]``: the chance that each row picks each expert of the catalogue. A new array, not written to again.
 
         ``positions[T]``: each token's place in its sequence. Rows of one sequence rise, and are asked for in the order
         of the sequence. A row that is asked for again, since its forward failed, gets the same answer where nothing

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import ClassVar
 
 from greenroom.core.errors import InvalidConfig
-from greenroom.policies.base.events import UNKNOWN_TASK, Phase, Prediction
+from greenroom.policies.base.array_types import Ids, Mask, Scores
+from greenroom.policies.base.events import UNKNOWN_TASK, Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +43,11 @@ class WaitingSequence:
 class RunningSequence:
     """A request that holds its KV reservation.
 
-    ``prefill_left``: prompt tokens that no step has taken yet; 0 means that it decodes, one row a step.
-    ``in_flight``: it has rows in a step that is not over. It may then give a further chunk of its prompt to the
-    next step, but no decode row, whose token is not known yet.
+    ``prefill_left``: prompt tokens that no step has taken yet; 0 means that it decodes, one row a decision.
     """
 
     sequence: int
     prefill_left: int
-    in_flight: bool = False
     task: str = UNKNOWN_TASK
 
     @property
@@ -62,24 +60,38 @@ class BatchLimits:
     """What a step and the worker can hold.
 
     ``tokens_per_step``: rows in one forward. ``max_running``: sequences running at once; at most
-    ``tokens_per_step``, so that every decoding sequence moves in every step. ``kv_total``: the whole KV budget.
-    ``prefill_chunk``: the most prompt tokens of one sequence in a step (None: what the step has room for).
+    ``tokens_per_step``, so that every decoding sequence moves in every step, unless the policy ``plans_rounds``.
+    ``kv_total``: the whole KV budget. ``prefill_chunk``: the most prompt tokens of one sequence in a step (None: what
+    the step has room for). ``rows_per_forward``: the most decode rows in one forward, from 1 to ``tokens_per_step``
+    (None: what it has room for).
     """
 
     tokens_per_step: int
     max_running: int
     kv_total: int
     prefill_chunk: int | None = None
+    rows_per_forward: int | None = None
+    plans_rounds: bool = False
 
     def __post_init__(self) -> None:
         if self.tokens_per_step < 1:
             raise InvalidConfig("tokens_per_step", self.tokens_per_step, "at least 1")
-        if not 1 <= self.max_running <= self.tokens_per_step:
+        if self.max_running < 1 and self.plans_rounds:
+            raise InvalidConfig("max_running", self.max_running, "at least 1")
+        if not 1 <= self.max_running <= self.tokens_per_step and not self.plans_rounds:
             raise InvalidConfig("max_running", self.max_running, f"from 1 to tokens_per_step ({self.tokens_per_step})")
         if self.kv_total < 0:
             raise InvalidConfig("kv_total", self.kv_total, "0 or more")
         if self.prefill_chunk is not None and self.prefill_chunk < 1:
             raise InvalidConfig("prefill_chunk", self.prefill_chunk, "at least 1, or None")
+        if self.rows_per_forward is not None and not 1 <= self.rows_per_forward <= self.tokens_per_step:
+            allowed = f"from 1 to tokens_per_step ({self.tokens_per_step}), or None"
+            raise InvalidConfig("rows_per_forward", self.rows_per_forward, allowed)
+
+    @property
+    def decode_rows(self) -> int:
+        """The most decode rows in one forward."""
+        return self.rows_per_forward or self.tokens_per_step
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,15 +135,32 @@ class StepCosts:
 UNKNOWN_COSTS = StepCosts()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class SequencePaths:
+    """Routing paths foretold of the next rows of ``sequences[S]``: ``chances[S, N]``, see ``TokenPaths``.
+
+    Of a sequence that decodes it is the path of its one row, of another the union of its prompt's.
+    """
+
+    sequences: Ids
+    chances: Scores
+
+
 @dataclass(frozen=True, slots=True)
 class BatchState:
-    """What waits (in order of arrival) and what runs (in order of admission). ``kv_free`` is not reserved."""
+    """What waits (in order of arrival) and what runs (in order of admission). ``kv_free`` is not reserved.
+
+    ``paths``: of all sequences that decode, and of others where they are known; told to a policy that reads paths.
+    ``resident[N]``: the experts that are on the device. Both are the caller's, as in events. None: not known.
+    """
 
     waiting: tuple[WaitingSequence, ...]
     running: tuple[RunningSequence, ...]
     kv_free: int
     limits: BatchLimits
     costs: StepCosts = UNKNOWN_COSTS
+    paths: SequencePaths | None = field(default=None, compare=False)
+    resident: Mask | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +188,8 @@ class BatchDecision:
     """What to do now: refuse, admit (reserving KV), then run ``steps`` in order.
 
     ``refuse``: sequences that can never be served, with the reason. ``admit``: waiting sequences that start; each has
-    rows in ``steps``. ``steps`` is empty where nothing can move. It has several entries where the policy plans batches
-    together (ExpertFlow's token scheduler, §3.3); a sequence gives at most one decode row to all of them.
+    rows in ``steps``. ``steps`` is empty where nothing can move. It has several entries where the policy plans forwards
+    together: a round, in which each decoding sequence has one row (ExpertFlow's token scheduler, §3.3).
     """
 
     steps: tuple[StepPlan, ...] = ()
@@ -170,18 +199,20 @@ class BatchDecision:
 
 class BatchPolicy(ABC):
     """Invariants for every policy: the limits hold; chunks of one prompt keep their order; no running sequence
-    waits forever; equal states (and predictions) give equal decisions.
+    waits forever; equal states give equal decisions.
 
-    ``applies_prefill_chunk``: whether it keeps to BatchLimits.prefill_chunk. ``reads_waits``: whether it looks at
-    WaitingSequence.waited_ms, which only then is told.
+    ``applies_prefill_chunk``: whether it keeps to BatchLimits.prefill_chunk. ``plans_rounds``: whether more sequences
+    may run than a forward has rows, since several forwards together move each of them. ``reads_waits``: whether it
+    looks at WaitingSequence.waited_ms, ``reads_paths``: whether at BatchState.paths; only then they are told.
+    ``without_paths``: what it does where nothing foretells paths, and who makes what does; for whoever makes it to say.
     """
 
     applies_prefill_chunk: ClassVar[bool] = True
+    plans_rounds: ClassVar[bool] = False
     reads_waits: bool = False
+    reads_paths: ClassVar[bool] = False
+    without_paths: ClassVar[str] = ""
 
     @abstractmethod
     def decide(self, state: BatchState) -> BatchDecision:
         """The next forward, or forwards. Called between steps; changes nothing in ``state``."""
-
-    def on_prediction(self, prediction: Prediction) -> None:  # noqa: B027 - most policies have no use for it
-        """Predicted routing of running sequences, for policies that group rows by it (ExpertFlow §3.3.3)."""

@@ -16,6 +16,7 @@ from greenroom.policies.batching.batch_policy import (
     WaitingSequence,
 )
 from greenroom.policies.batching.in_order import admit_in_order
+from greenroom.policies.batching.rounds import decoding, in_admission_order
 
 _MOST_HOLD = 1e6
 
@@ -25,6 +26,7 @@ class PhasesBatching(BatchPolicy):
     So a prompt runs whole, which is one such step, and other prompts join it as long as their rows cost nothing.
 
     - Every decoding sequence has its row in every step. These rows ride along: the step brings their experts anyway.
+      Where a forward may not hold all of them, they run in several, and prompts join the last one.
     - The first prompt of a step runs with as many rows as the step holds. Further prompts join it while the step has
       fewer than R* rows (``StepCosts.balanced_rows``). Where R* is not known, only the room in the step bounds them.
     - Only ``tokens_per_step`` splits a prompt: ``prefill_chunk`` is not applied. A prompt that fits whole into a step
@@ -51,12 +53,9 @@ class PhasesBatching(BatchPolicy):
 
     def decide(self, state: BatchState) -> BatchDecision:
         limits = state.limits
-        decoding = [
-            Rows(running.sequence, 1, Phase.DECODE)
-            for running in state.running
-            if running.phase is Phase.DECODE and not running.in_flight
-        ][: limits.tokens_per_step]
-        beside = 0 if self._apart else len(decoding)
+        *before, last = in_admission_order(decoding(state), limits.decode_rows)
+        decode_rows = sum(map(len, before)) + len(last)
+        beside = 0 if self._apart else len(last)
         prompts = _Prompts(limits.tokens_per_step, beside, state.costs.balanced_rows)
         for running in state.running:
             if running.phase is Phase.PREFILL and not prompts.take(running.sequence, running.prefill_left):
@@ -65,9 +64,9 @@ class PhasesBatching(BatchPolicy):
 
         admitted, refuse = admit_in_order(state, lambda waiting: prompts.take(waiting.sequence, waiting.prefill_tokens))
         rows = prompts.rows
-        if admitted and not begun and decoding and self._holds(state, admitted, rows, len(decoding)):
+        if admitted and not begun and decode_rows and self._holds(state, admitted, rows, decode_rows):
             admitted, rows = [], []
-        parts = [rows, decoding] if self._apart else [decoding + rows]
+        parts = [rows, *before, last] if self._apart else [*before, last + rows]
         return BatchDecision(
             steps=tuple(StepPlan(tuple(part)) for part in parts if part),
             admit=tuple(waiting.sequence for waiting in admitted),

@@ -24,6 +24,7 @@ from greenroom.policies.base.events import (
     ROUTER,
     UNKNOWN_TASK,
     Artifact,
+    Phase,
     SequenceEnd,
     SequenceInfo,
 )
@@ -35,6 +36,7 @@ from greenroom.replay.hit_rates import ReplayResult
 from greenroom.replay.simulation.simulated_hardware import LinkProfile, SimulatedHardware
 from greenroom.replay.simulation.simulated_predictions import GradedPredictions, TracePredictions
 from greenroom.replay.traces.routing_trace import RoutingTrace
+from greenroom.replay.traces.scheduled_steps import ScheduledStep
 from greenroom.replay.traces.steps import TraceStep
 
 LINK_DEADLINE_S = 3600.0
@@ -205,7 +207,7 @@ class TimedReplay:
     def run(
         self,
         policy: ExpertPolicy,
-        steps: Iterable[TraceStep],
+        steps: Iterable[TraceStep | ScheduledStep],
         device_slots: int,
         *,
         resident: Sequence[int] = (),
@@ -260,14 +262,15 @@ class TimedEngine:
             self._engine.swapped(self._engine.prepare(artifact))
         self._engine.preload(resident)
 
-    def run(self, steps: Iterable[TraceStep]) -> TimedResult:
-        """Time and counts of these steps."""
+    def run(self, steps: Iterable[TraceStep | ScheduledStep]) -> TimedResult:
+        """Time and counts of these steps. Scheduled ones bring their own paths, and the step planned to follow."""
         counters, begin = self._engine.refresh_counters(), self._hardware.now()
         before, stalled_before, phases_before = _copy(counters), counters.stall_seconds, _phases(counters)
         tokens = 0
         for step in steps:
-            self.step(step)
-            tokens += len(step.picks)
+            scheduled = step if isinstance(step, ScheduledStep) else ScheduledStep(step, self._foretold(step))
+            self._run(scheduled)
+            tokens += len(scheduled.step.picks)
         self._hardware.settle()
         counters, seconds = self._engine.refresh_counters(), self._hardware.now() - begin
         after, phases = _copy(counters), _phases(counters)
@@ -283,6 +286,10 @@ class TimedEngine:
 
     def step(self, step: TraceStep) -> None:
         """Run these rows; the clock then stands at their end."""
+        self._run(ScheduledStep(step, self._foretold(step)))
+
+    def _run(self, scheduled: ScheduledStep) -> None:
+        step = scheduled.step
         engine, clock, compute = self._engine, self._hardware.clock, self.compute
         for sequence in step.started:
             info = SequenceInfo(sequence, UNKNOWN_TASK if self._tasks is None else self._tasks[sequence])
@@ -290,7 +297,11 @@ class TimedEngine:
             engine.sequence_started(info)
         picks = step.picks.astype(np.int64)
         before_experts = compute.layer_s + compute.layer_row_s * len(picks)
-        with engine.step_of(step.sequences, step.phases, step.tokens, self._foretold(step)):
+        if scheduled.following is not None:
+            planned = scheduled.following.step
+            prefill = planned.phases != Phase.DECODE
+            engine.step_planned(planned.sequences, prefill, planned.tokens, scheduled.following.paths)
+        with engine.step_of(step.sequences, step.phases, step.tokens, scheduled.paths):
             clock.advance(compute.step_s)
             for layer in self._layers_of(picks):
                 engine.layer_entered(layer)

@@ -46,6 +46,7 @@ class WorkerConfig:
     - ``max_model_len``: tokens of prompt and answer together (None: the model's own).
     - ``tokens_per_step``: rows in one forward; ``auto``: by the memory plan, so that prompts run whole where the batch
       policy lets them. ``prefill_chunk``: how many of them one prompt may have, where the batch policy keeps to it.
+    - ``rows_per_forward``: how many of them may be decode rows (None: all); where more decode, they run in several.
     - ``batching``: the batch policy, which says what rows form a step; its options as in ``NAME:OPTION=VALUE``.
     - ``threads``: cores to compute on (None: all that the process may use).
     - ``progress``: bars on stderr (None: on a terminal only).
@@ -89,6 +90,7 @@ class WorkerConfig:
     max_waiting: int = 256
     tokens_per_step: int | str = DEFAULT_ROWS
     prefill_chunk: int | None = 256
+    rows_per_forward: int | None = None
     batching: str = "fcfs"
     threads: int | None = None
     warm_start: bool = True
@@ -139,6 +141,8 @@ class WorkerConfig:
             max_running=self.max_running,
             kv_total=kv_total,
             prefill_chunk=self.prefill_chunk,
+            rows_per_forward=self.rows_per_forward,
+            plans_rounds=self.make_batch_policy().plans_rounds,
         )
 
     @property

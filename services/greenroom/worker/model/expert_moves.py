@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from greenroom.experts.copying.disk_calibration import MeasuredLink
 from greenroom.experts.engine import ExpertEngine
+from greenroom.policies.base.array_types import Mask
 
 
 class EngineMoves:
@@ -19,3 +20,6 @@ class EngineMoves:
 
     def missing_seconds(self) -> float | None:
         return self._experts.missing_seconds(self._disk_bytes_per_s)
+
+    def resident(self) -> Mask:
+        return self._experts.device.resident

@@ -16,6 +16,7 @@ from greenroom.core.errors import GreenroomError, InvalidRequest, Saturated
 from greenroom.core.generation import Event, Finished, FinishReason, GenerationRequest
 from greenroom.experts.copying.device_errors import device_loss
 from greenroom.moe.attention.ragged_attention import Chunk
+from greenroom.policies.base.array_types import Scores
 from greenroom.policies.base.events import Artifact, Prediction
 from greenroom.worker.faults import Fault
 from greenroom.worker.generation_engine import ArtifactVersion, EngineState, Events, RecordedRouting
@@ -175,7 +176,7 @@ class ModelEngine:
     def _lose_device(self) -> None:
         """The fault ``device``: from now on every forward fails as on a GPU with a dead context."""
 
-        def lost(chunks: Sequence[Chunk]) -> torch.Tensor:
+        def lost(chunks: Sequence[Chunk], paths: Scores | None = None) -> torch.Tensor:
             raise device_loss()
 
         self._worker.loop.engine.model.forward = lost  # type: ignore[method-assign]

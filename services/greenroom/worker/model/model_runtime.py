@@ -229,6 +229,7 @@ class ModelRuntime:
 
     def _start_loop(self, loaded: LoadedMoE, ragged: RaggedModel, max_model_len: int | None) -> BatchLoop:
         config = self.config
+        policy = config.make_batch_policy()
         batch = BatchConfig(
             kv_budget_bytes=self.plan.kv,
             max_model_len=max_model_len,
@@ -236,11 +237,15 @@ class ModelRuntime:
             max_running=config.max_running,
             max_waiting=config.max_waiting,
             prefill_chunk=config.prefill_chunk,
+            rows_per_forward=config.rows_per_forward,
+            plans_rounds=policy.plans_rounds,
         )
+        if policy.reads_paths:
+            log.info("batching %s: %s", config.batching, policy.without_paths)
         engine = BatchEngine(
             ragged,
             batch,
-            config.make_batch_policy(),
+            policy,
             eos_token_ids=loaded.eos_token_ids,
             stop_checkers=lambda stops: StopChecker(self.text.tokenizer, stops),
             observer=self.experts,
