@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.expertflow.arms import KNOWN, LITERAL, LITERAL_KNOWN, OURS, REUSE, Arm
+from benchmarks.expertflow.replay_jobs import MACHINES, Job, timed
 from benchmarks.expertflow.routings import BUNDLED, Inputs, fitted_to, in_folder, worlds
-from benchmarks.expertflow.timed_jobs import MACHINES, Job, timed
 from benchmarks.harness.inputs.fitted import QUICK_FIT
 from benchmarks.harness.parallel_replays import in_parallel
 from benchmarks.harness.reporting.plots import grouped_bars, legend_below, panels_of, save, tidy
@@ -46,7 +46,7 @@ class Scale(Inputs):
     ablations: bool = True
 
 
-QUICK = Scale(prompts=60, sequences=12, seeds=2, fit=QUICK_FIT, rows=60, many_rows=160)
+QUICK = Scale(prompts=60, sequences=12, seeds=2, fit=QUICK_FIT, rows=60, many_rows=400)
 
 
 def run(scale: Scale) -> dict[str, Any]:

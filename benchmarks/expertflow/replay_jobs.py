@@ -1,4 +1,4 @@
-"""Timed replays as jobs of processes side by side."""
+"""Replays as jobs of processes side by side, on the clock and without one."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, Final
 from benchmarks.expertflow.arms import Arm
 from benchmarks.expertflow.routings import opened
 from greenroom.core.units import MIB
+from greenroom.replay.hit_rates import optimum, replay
 from greenroom.replay.simulation.simulated_hardware import LinkProfile
 from greenroom.replay.simulation.timed_replay import ComputeProfile, TimedReplay
 
@@ -79,3 +80,17 @@ def timed(job: Job) -> dict[str, Any]:
         "prefetches": found.prefetches / found.tokens,
         "prefetches_used": found.prefetches_used / found.tokens,
     }
+
+
+def untimed(job: Job) -> dict[str, Any]:
+    """How much is there when it is asked for where nothing is fetched ahead and time stands still."""
+    trace, files = opened(job.folder)
+    catalogue = trace.catalogue()
+    slots = round(job.share * catalogue.size)
+    steps = trace.steps(concurrent=job.at_once, tokens=job.rows)
+    if job.arm.policy == "belady":
+        found = optimum(catalogue, steps, slots)
+    else:
+        policy = job.arm.made(catalogue, files)
+        found = replay(policy, steps, slots, paths=job.arm.paths(files)(policy, trace))
+    return {"arm": job.arm.name, "at_once": job.at_once, "share": job.share, "slots": slots, "hit_rate": found.hit_rate}
