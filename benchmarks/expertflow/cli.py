@@ -8,7 +8,7 @@ from greenroom.moe.openmp_waits import wait_briefly
 
 wait_briefly()  # as greenroom's own processes do; stages import torch when they begin
 
-STAGES = ("recall", "stall", "hits", "grouping")
+STAGES = ("recall", "stall", "hits", "grouping", "cost", "engine")
 
 AIMS = {
     "path_recall": Aim(0.72, at_least=True),
