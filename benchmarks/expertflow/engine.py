@@ -27,9 +27,9 @@ THIRD: Final = 0.33
 DEFAULT_POLICY: Final[str] = next(each.default for each in fields(WorkerConfig) if each.name == "policy")
 """What `serve` has where nothing else is said."""
 OURS, SE_MOE = "expertflow", "next-layer"
-KINDS: Final = tuple(
-    Kind(name, name) for name in dict.fromkeys((OURS, DEFAULT_POLICY, "reuse", SE_MOE, "lru-per-layer"))
-) + (Kind("look-ahead, 1 layer", "look-ahead", {"layers": 1}),)  # fmt: skip
+_NAMES: Final = tuple(dict.fromkeys((OURS, DEFAULT_POLICY, "reuse", SE_MOE, "lru-per-layer")))
+KINDS: Final = (*(Kind(name, name) for name in _NAMES), Kind("look-ahead, 1 layer", "look-ahead", {"layers": 1}))
+"""`next-layer` is SE-MoE, `lru-per-layer` Cache-MoE, the last Pre-gated MoE."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
