@@ -76,7 +76,7 @@ class NotCorrected(ExpertFlow):
         self._running = -1
         self._spared = np.zeros(self.catalogue.size, dtype=np.bool_)
         if step.row_paths is not None:
-            self._spared = (step.row_paths >= self._least).any(axis=0)
+            self._spared = np.asarray((step.row_paths >= self._least).any(axis=0))
         super().on_step_started(step)
 
     def on_layer_routed(self, routing: LayerRouting) -> None:

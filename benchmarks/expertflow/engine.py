@@ -24,7 +24,7 @@ from greenroom.core.units import MIB
 from greenroom.worker.model.config import WorkerConfig
 
 THIRD: Final = 0.33
-DEFAULT_POLICY: Final[str] = next(each.default for each in fields(WorkerConfig) if each.name == "policy")
+DEFAULT_POLICY: Final = str(next(each.default for each in fields(WorkerConfig) if each.name == "policy"))
 """What `serve` has where nothing else is said."""
 OURS, SE_MOE = "expertflow", "next-layer"
 _NAMES: Final = tuple(dict.fromkeys((OURS, DEFAULT_POLICY, "reuse", SE_MOE, "lru-per-layer")))

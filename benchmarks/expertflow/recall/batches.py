@@ -32,11 +32,11 @@ def union_accuracy(
 ) -> list[dict[str, float | str]]:
     """Of the experts that any row of a batch picks in a layer: a row for each predictor, the mean over layers and
     batches. A predictor names what it names for any row; the last names every expert."""
-    active = np.stack([_layers(catalogue, picked[rows].any(axis=0)) for rows in drawn])
-    found = []
+    active = np.stack([_layers(catalogue, np.asarray(picked[rows].any(axis=0))) for rows in drawn])
+    found: list[dict[str, float | str]] = []
     for name, masks in (*named.items(), (ALL_ACTIVE, np.ones((1, catalogue.size), dtype=np.bool_))):
         rows_of = [np.zeros(1, dtype=np.intp)] * len(drawn) if name == ALL_ACTIVE else drawn
-        said = np.stack([_layers(catalogue, masks[rows].any(axis=0)) for rows in rows_of])
+        said = np.stack([_layers(catalogue, np.asarray(masks[rows].any(axis=0))) for rows in rows_of])
         both, either = (active & said).sum(axis=2), (active | said).sum(axis=2)
         found.append(
             {
