@@ -26,7 +26,7 @@ PROGRESS = || echo 'pip failed'; } | awk -v tty=$$(test -t 2 && echo 1) '\
   /^pip failed$$/ { failed = 1 } \
   END { if (tty) printf "\r\033[K"; exit failed }'
 
-.PHONY: help run test test-full test-clients test-compose image pins lint format proto kafka bench-budgets bench-engine bench-peers bench-pipeline bench-emoe bench-moe-infinity bench-duoserve bench-coserve clean
+.PHONY: help run test test-full test-clients test-compose image pins lint format proto kafka bench-budgets bench-engine bench-peers bench-pipeline bench-emoe bench-moe-infinity bench-duoserve bench-expertflow bench-coserve clean
 .DEFAULT_GOAL := help
 
 help: ## This list
@@ -96,6 +96,9 @@ bench-moe-infinity: $(STAMP) ## MoE-Infinity and reuse: caching, prefetching, th
 
 bench-duoserve: $(STAMP) ## DuoServe-MoE and duoserve: what a token's path foresees, what is loaded, the engine, costs (QUICK=1: three minutes; TRACE=PATH: a recorded routing)
 	$(BIN)/python -m benchmarks.duoserve $(if $(QUICK),--quick) $(if $(TRACE),--trace $(TRACE))
+
+bench-expertflow: $(STAMP) ## ExpertFlow and expertflow: what tokens foretell, stalls, rows grouped by paths (within an hour; QUICK=1: three minutes; TRACE=PATH: a recorded routing with tokens)
+	$(BIN)/python -m benchmarks.expertflow $(if $(QUICK),--quick) $(if $(TRACE),--trace $(TRACE))
 
 bench-coserve: $(STAMP) ## CoServe and pull: boards of hundreds of whole models in a tenth of their memory (within an hour; QUICK=1: three minutes)
 	$(BIN)/python -m benchmarks.coserve $(if $(QUICK),--quick)

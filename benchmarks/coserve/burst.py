@@ -14,7 +14,6 @@ from benchmarks.coserve.boards import Task, distinct
 from benchmarks.coserve.bounds import bound_of
 from benchmarks.coserve.costs import Costs, documented, kept_or_measured
 from benchmarks.coserve.machines import HERE, MACHINES, Machine, loading_share, torch_load_ms
-from benchmarks.coserve.parallel_replays import in_parallel
 from benchmarks.coserve.settings import EXECUTORS, Setting, best_setting, candidates, run_with
 from benchmarks.coserve.systems import (
     EVERY_SYSTEM,
@@ -25,6 +24,7 @@ from benchmarks.coserve.systems import (
     SIMPLE,
     System,
 )
+from benchmarks.harness.parallel_replays import in_parallel
 from benchmarks.harness.reporting.plots import grouped_bars, legend_below, panels_of, save, tidy
 from benchmarks.harness.reporting.statistics import geometric, interval
 from benchmarks.harness.reporting.tables import plus_minus

@@ -16,9 +16,9 @@ from benchmarks.coserve.boards import Task
 from benchmarks.coserve.burst import SAMPLE_SEED
 from benchmarks.coserve.costs import Costs, documented, kept_or_measured
 from benchmarks.coserve.machines import HERE, MACHINES, Machine
-from benchmarks.coserve.parallel_replays import in_parallel
 from benchmarks.coserve.settings import Setting, best_setting, candidates, run_with
 from benchmarks.coserve.systems import EVERY_SYSTEM, OURS, SIMPLE, System
+from benchmarks.harness.parallel_replays import in_parallel
 from benchmarks.harness.reporting.plots import curve, legend_below, logarithmic, panels_of, save, style_of, tidy
 from benchmarks.harness.reporting.statistics import geometric, interval, percentile
 from benchmarks.harness.reporting.tables import plus_minus

@@ -14,10 +14,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.duoserve.fitted import QUICK_FIT, FitBoth, fitted_files
-from benchmarks.duoserve.kept_fits import Kept
-from benchmarks.duoserve.split_routing import World, world_of
 from benchmarks.harness.inputs.bundled_routing import drawn_prompts, record_routing
+from benchmarks.harness.inputs.fitted import QUICK_FIT, FitBoth, fitted_files
+from benchmarks.harness.inputs.kept_fits import Kept
+from benchmarks.harness.inputs.split_routing import World, world_of
 from benchmarks.harness.reporting.plots import grouped_bars, legend_below, panels_of, save, tidy
 from benchmarks.harness.reporting.progress import progress
 from greenroom.core.artifacts.path_file import PathFile

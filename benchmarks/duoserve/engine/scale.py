@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from benchmarks.duoserve.fitted import QUICK_FIT, FitBoth
 from benchmarks.harness.inputs.checkpoints import EXPERT_MIB
+from benchmarks.harness.inputs.fitted import QUICK_FIT, FitBoth
 from greenroom.moe.routing import residual_fit
 
 

@@ -8,9 +8,6 @@ from itertools import chain, cycle, islice
 from pathlib import Path
 
 from benchmarks.duoserve.engine.scale import Scale
-from benchmarks.duoserve.fitted import fitted_files
-from benchmarks.duoserve.kept_fits import Kept
-from benchmarks.duoserve.split_routing import digest_of
 from benchmarks.harness.arms.disk_link import DiskLink
 from benchmarks.harness.arms.engine_arm import EngineArm
 from benchmarks.harness.arms.learnt_files import Learnt
@@ -18,7 +15,10 @@ from benchmarks.harness.arms.policy_kind import Kind
 from benchmarks.harness.closing import Closing
 from benchmarks.harness.inputs.bundled_rows import record_bundled_rows
 from benchmarks.harness.inputs.checkpoints import random_mixtral, random_of_size, widened
+from benchmarks.harness.inputs.fitted import fitted_files
+from benchmarks.harness.inputs.kept_fits import Kept
 from benchmarks.harness.inputs.shared_model import KV_BYTES, Ask, SharedModel
+from benchmarks.harness.inputs.split_routing import digest_of
 from benchmarks.harness.inputs.task_prompts import in_turn, to_learn_from
 from benchmarks.harness.inputs.token_streams import random_stream
 from benchmarks.harness.reporting.progress import progress

@@ -9,16 +9,16 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from benchmarks.duoserve.fitted import QUICK_FIT, FitBoth, fitted_files
-from benchmarks.duoserve.kept_fits import Kept
 from benchmarks.duoserve.paper.figures import Round, gains, ratios, system_figures
 from benchmarks.duoserve.paper.requests import asked
 from benchmarks.duoserve.paper.systems import LITERAL, SYSTEMS, all_opened, peaks
-from benchmarks.duoserve.split_routing import World, world_of
 from benchmarks.duoserve.table3.stage import trained_mlp
 from benchmarks.harness.inputs.bundled_routing import record_routing
 from benchmarks.harness.inputs.checkpoints import EXPERT_MIB, widened
+from benchmarks.harness.inputs.fitted import QUICK_FIT, FitBoth, fitted_files
+from benchmarks.harness.inputs.kept_fits import Kept
 from benchmarks.harness.inputs.shared_model import SharedModel
+from benchmarks.harness.inputs.split_routing import World, world_of
 from benchmarks.harness.inputs.task_prompts import in_turn, shortened, to_learn_from
 from benchmarks.harness.reporting.progress import progress
 from benchmarks.harness.rounds import in_turns

@@ -14,8 +14,6 @@ from typing import Any, Final
 
 import torch
 
-from benchmarks.duoserve.fitted import fitted_files
-from benchmarks.duoserve.kept_fits import Kept
 from benchmarks.duoserve.loads import BUNDLED
 from benchmarks.duoserve.loads import QUICK as LOADS_QUICK
 from benchmarks.duoserve.loads import Scale as LoadsScale
@@ -25,10 +23,12 @@ from benchmarks.duoserve.serving.figures import Slo, over, rate_of, summary
 from benchmarks.duoserve.serving.machines import GPU, Machine, this_machine
 from benchmarks.duoserve.serving.requests import Request, Routes, requests_of, subjects_of
 from benchmarks.duoserve.serving.simulated_server import Server
-from benchmarks.duoserve.split_routing import World, world_of
 from benchmarks.harness.inputs.bundled_routing import drawn_prompts, record_routing
 from benchmarks.harness.inputs.checkpoints import widened
+from benchmarks.harness.inputs.fitted import fitted_files
+from benchmarks.harness.inputs.kept_fits import Kept
 from benchmarks.harness.inputs.shared_model import SharedModel
+from benchmarks.harness.inputs.split_routing import World, world_of
 from benchmarks.harness.reporting.progress import progress
 from greenroom.replay import RoutingTrace
 from greenroom.worker.usable_memory import usable_cores

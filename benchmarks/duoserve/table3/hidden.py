@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.duoserve.split_routing import World
 from benchmarks.duoserve.table3.predictors import Array
 from benchmarks.harness.inputs.bundled_rows import RecordedRows, as_seen
+from benchmarks.harness.inputs.split_routing import World
 from greenroom.core.artifacts.path_file import PathFile
 from greenroom.core.artifacts.residual_file import ResidualFile
 from greenroom.core.artifacts.reuse_file import ReuseFile

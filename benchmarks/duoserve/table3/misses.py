@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.duoserve.split_routing import World
+from benchmarks.harness.inputs.split_routing import World
 from greenroom.policies.base.events import LayerRouting, SequenceEnd, SequenceInfo, Step
 from greenroom.policies.registry import create_policy
 from greenroom.predictor.kinds.expert_mlp.shares import many_hot

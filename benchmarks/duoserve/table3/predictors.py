@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.duoserve.split_routing import World
+from benchmarks.harness.inputs.split_routing import World
 from greenroom.core.artifacts.path_file import LAYERS_AHEAD, PathFile
 from greenroom.core.artifacts.reuse_file import ReuseFile
 from greenroom.policies.base.artifacts import artifact_of

@@ -12,9 +12,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.duoserve.kept_fits import Kept
-from benchmarks.duoserve.split_routing import World, world_of
-from benchmarks.duoserve.table3.accuracy import Recalls, accuracy, named
 from benchmarks.duoserve.table3.hidden import ByAnswers, Hidden, by_policy, cost_us
 from benchmarks.duoserve.table3.misses import Foresight, absent_experts
 from benchmarks.duoserve.table3.predictors import (
@@ -29,7 +26,10 @@ from benchmarks.duoserve.table3.predictors import (
 )
 from benchmarks.harness.inputs.bundled_routing import drawn_prompts
 from benchmarks.harness.inputs.bundled_rows import record_bundled_rows
+from benchmarks.harness.inputs.kept_fits import Kept
+from benchmarks.harness.inputs.split_routing import World, world_of
 from benchmarks.harness.machine import describe_machine
+from benchmarks.harness.reporting.accuracy import Recalls, accuracy, named
 from benchmarks.harness.reporting.progress import progress
 from greenroom.core.artifacts.expert_mlp_file import ExpertMlpFile
 from greenroom.core.artifacts.path_file import LAYERS_AHEAD, PathFile

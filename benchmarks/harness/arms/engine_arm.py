@@ -6,7 +6,7 @@ Experts are read past the page cache into an arena of the budget's size: nothing
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from benchmarks.harness.arms.policy_clock import PolicyClock
 from benchmarks.harness.arms.policy_kind import Kind
@@ -21,6 +21,8 @@ from greenroom.moe.batch.batch_engine import BatchEngine
 from greenroom.moe.routing.expert_mlp import predictors_for
 from greenroom.moe.routing.residual_maps import ResidualMaps
 from greenroom.policies.base.events import Artifact
+from greenroom.policies.base.expert_policy import ExpertPolicy
+from greenroom.policies.base.token_paths import TokenPaths
 from greenroom.policies.batching.batch_policy import BatchPolicy
 from greenroom.policies.replacement.belady import Future
 from greenroom.worker.model.expert_moves import EngineMoves
@@ -35,7 +37,8 @@ _COUNTED = (
 
 class EngineArm(Closing):
     """``share``: of all experts, in the budget. ``batching`` and ``batch``: which rows form a step, and its limits.
-    ``maps``: of the residual stream, in the place of routers that are run ahead.
+    ``maps``: of the residual stream, in the place of routers that are run ahead. ``paths``: makes what foretells
+    routing paths, for its policy.
 
     Raises GreenroomError if it can not be opened. A context manager.
     """
@@ -51,6 +54,7 @@ class EngineArm(Closing):
         batching: BatchPolicy | None = None,
         batch: BatchConfig | None = None,
         maps: ResidualMaps | None = None,
+        paths: Callable[[ExpertPolicy], TokenPaths] | None = None,
     ) -> None:
         self.kind = kind
         self.share = share
@@ -69,6 +73,7 @@ class EngineArm(Closing):
             self._batch = BatchEngine(
                 shared.model, batch or BatchConfig(KV_BYTES, max_running=MOST_AT_ONCE, prefill_chunk=256), batching,
                 eos_token_ids=shared.loaded.eos_token_ids, observer=self.experts, moves=EngineMoves(self.experts, None),
+                paths=None if paths is None else paths(self.policy),
             )  # fmt: skip
             self.experts.preload(first_residents(catalogue, [], self.policy.target, self.policy.fill_order()))
         except BaseException:
@@ -151,6 +156,11 @@ class EngineArm(Closing):
             )
             for name, part in self.experts.refresh_counters().phases.items()
         }
+
+    @property
+    def paths_seconds(self) -> float:
+        """What foretelling paths has taken so far."""
+        return self._batch.stats.paths_seconds
 
     def close(self) -> None:
         self.experts.close()

@@ -29,6 +29,7 @@ from greenroom.policies.base.events import (
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy
 from greenroom.policies.base.streaming import stream_slots
+from greenroom.policies.base.token_paths import TokenPaths
 from greenroom.policies.replacement.belady import belady
 from greenroom.replay.traces.steps import TraceStep, groups
 
@@ -181,11 +182,13 @@ def replay(
     budget_bytes: int,
     *,
     tasks: tuple[str, ...] | None = None,
+    paths: TokenPaths | None = None,
 ) -> ReplayResult:
     """Run every step's layers, ascending, through ``policy`` under a device budget.
 
     In a step of one row a layer's experts are used in the recorded order, with several rows in ascending order.
-    ``tasks``: those of the trace's sequences. Raises BudgetTooSmall where a layer's top-k experts do not fit.
+    ``tasks``: those of the trace's sequences. ``paths``: foretells each step's rows where their tokens were recorded.
+    Raises BudgetTooSmall where a layer's top-k experts do not fit.
     """
     catalogue, hooks = policy.catalogue, policy.hooks
     check_budget(catalogue, budget_bytes)
@@ -197,7 +200,10 @@ def replay(
             info = SequenceInfo(sequence, UNKNOWN_TASK if tasks is None else tasks[sequence])
             policy.on_sequence_queued(info)
             policy.on_sequence_started(info)
-        step = Step(catalogue.pool, number, traced.sequences, traced.phases)
+        foretold = None
+        if paths is not None and traced.tokens is not None and traced.positions is not None:
+            foretold = paths.chances(traced.sequences, traced.positions, traced.tokens)
+        step = Step(catalogue.pool, number, traced.sequences, traced.phases, traced.tokens, foretold)
         if "on_step_started" in hooks:
             policy.on_step_started(step)
         for layer, (experts, rows) in enumerate(_used(catalogue, traced.picks)):
@@ -209,8 +215,12 @@ def replay(
                 policy.on_experts_done(step, layer, experts)
             if done:
                 policy.on_layer_done(step, layer)
+        if paths is not None and traced.positions is not None:
+            paths.picked(traced.sequences, traced.positions, traced.picks)
         for sequence in traced.ended:
             policy.on_sequence_ended(sequence, SequenceEnd.FINISHED)
+            if paths is not None:
+                paths.end(sequence)
     return cache.result
 
 

@@ -16,6 +16,7 @@ from benchmarks.coserve import cli as coserve
 from benchmarks.duoserve import cli as duoserve
 from benchmarks.emoe import cli as emoe
 from benchmarks.emoe import stages as emoe_stages
+from benchmarks.expertflow import cli as expertflow
 from benchmarks.harness import stages as harness_stages
 from benchmarks.moe_infinity import cli as moe_infinity
 from benchmarks.pipeline import cli as pipeline
@@ -35,6 +36,7 @@ def terminated() -> Iterator[list[object]]:
         (coserve, (harness_stages, "run_named")),
         (duoserve, (harness_stages, "run_named")),
         (emoe, (emoe, "run_stages")),
+        (expertflow, (harness_stages, "run_named")),
         (moe_infinity, (harness_stages, "run_named")),
         (pipeline, (pipeline, "JarBroker")),
     ],
@@ -73,6 +75,7 @@ def test_the_last_line_of_bench_emoe_is_json_with_every_figure_that_has_an_aim(
     [
         (coserve, "coserve", "coserve.json", set()),
         (duoserve, "duoserve", "duoserve.json", set()),
+        (expertflow, "expertflow", "expertflow.json", set()),
         (moe_infinity, "moe_infinity", "moe-infinity.json", {"gain_over_best_baseline"}),
     ],
 )
@@ -102,7 +105,12 @@ def is_whole(command: Command, figures: set[str], folder: Path, file: str) -> No
 
 @pytest.mark.parametrize(
     ("cli", "target"),
-    [(coserve, "bench-coserve"), (duoserve, "bench-duoserve"), (moe_infinity, "bench-moe-infinity")],
+    [
+        (coserve, "bench-coserve"),
+        (duoserve, "bench-duoserve"),
+        (expertflow, "bench-expertflow"),
+        (moe_infinity, "bench-moe-infinity"),
+    ],
 )
 def test_help_has_examples(cli: Any, target: str) -> None:
     told = CliRunner().invoke(cli.main, ["--help"]).output

@@ -180,9 +180,9 @@ class TimedReplay:
     """What compared policies have in common: the model's shape, the machine, the budgets.
 
     ``recall``: that of predictions (None: requests for predictions get no answer). ``graded``: they are chances
-    (``GradedPredictions``), not names. ``predictors``: what the engine runs
-    beside the policy's own, made anew for each policy; they take no time. ``paths``: what foretells each step's rows
-    from their tokens, which takes no time either. It is asked only where tokens were recorded.
+    (``GradedPredictions``), not names. ``seed``: of their mistakes. ``predictors``: what the engine runs beside the
+    policy's own, made anew for each policy; they take no time. ``paths``: what foretells each step's rows from their
+    tokens, which takes no time either. It is asked only where tokens were recorded.
     """
 
     trace: RoutingTrace
@@ -195,6 +195,7 @@ class TimedReplay:
     queue_ahead: int = EngineConfig(1).queue_ahead
     recall: float | None = None
     graded: bool = False
+    seed: int = 0
     predictors: MakesPredictors = no_predictors
     paths: MakesPaths = no_paths
 
@@ -244,7 +245,7 @@ class TimedEngine:
         self._waits = waits
         self._tasks = setup.trace.task
         answers = GradedPredictions if setup.graded else TracePredictions
-        self._predictions = None if setup.recall is None else answers(policy.catalogue, setup.recall)
+        self._predictions = None if setup.recall is None else answers(policy.catalogue, setup.recall, seed=setup.seed)
         self._paths = setup.paths(policy, setup.trace)
         self._hardware = SimulatedHardware(setup.disk, setup.upload, setup.reads)
         config = EngineConfig(

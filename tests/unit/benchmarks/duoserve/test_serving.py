@@ -20,7 +20,7 @@ from benchmarks.duoserve.serving.plots import draw
 from benchmarks.duoserve.serving.requests import Request, Routes, requests_of, subjects_of
 from benchmarks.duoserve.serving.simulated_server import KV_TOKENS, Ran, Server
 from benchmarks.duoserve.serving.tables import short, table
-from benchmarks.duoserve.split_routing import world_of
+from benchmarks.harness.inputs.split_routing import world_of
 from greenroom.replay.simulation.simulated_hardware import LinkProfile
 from greenroom.replay.simulation.timed_replay import ComputeProfile
 from tests.unit.replay.traces import trace_of

@@ -14,13 +14,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.duoserve.kept_fits import Kept
-from benchmarks.duoserve.split_routing import World, world_of
 from benchmarks.duoserve.table3 import QUICK, draw, stage, table
-from benchmarks.duoserve.table3.accuracy import Accuracy, Recalls, accuracy, named
 from benchmarks.duoserve.table3.hidden import by_policy
 from benchmarks.duoserve.table3.misses import Foresight, absent_experts, at_precision
 from benchmarks.harness.inputs.bundled_rows import RecordedRows
+from benchmarks.harness.inputs.kept_fits import Kept
+from benchmarks.harness.inputs.split_routing import World, world_of
+from benchmarks.harness.reporting.accuracy import Accuracy, Recalls, accuracy, named
 from greenroom.core.artifacts.eamc_file import EamcFile
 from greenroom.core.errors import InvalidConfig
 from greenroom.moe.routing.router_look_ahead import LookAhead

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from benchmarks.duoserve.kept_fits import Kept
-from benchmarks.duoserve.split_routing import digest_of
+from benchmarks.harness.inputs.kept_fits import Kept
+from benchmarks.harness.inputs.split_routing import digest_of
 from benchmarks.harness.reporting.progress import progress
 from greenroom.core.artifacts.path_file import PathFile
 from greenroom.core.artifacts.reuse_file import ReuseFile
