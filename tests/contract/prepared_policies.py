@@ -11,11 +11,13 @@ from greenroom.core.artifacts.expert_mlp_file import HIDDEN, ExpertMlpFile, MlpF
 from greenroom.core.artifacts.path_file import LAYERS_AHEAD, weights_of
 from greenroom.experts.copying.accelerator import Accelerator
 from greenroom.moe.routing.expert_mlp import predictors_for
+from greenroom.policies.base.array_types import Ids, Scores
 from greenroom.policies.base.artifacts import artifact_of
 from greenroom.policies.base.events import Artifact
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy
 from greenroom.policies.base.picks_predictor import PicksPredictor
+from greenroom.policies.base.token_paths import TokenPaths
 from greenroom.policies.foresight.path_weights import PATH
 from greenroom.policies.moe_infinity.eamc import EAMC, MATRICES
 from greenroom.policies.registry import EXPERT_POLICIES, create_policy, spelt
@@ -75,6 +77,21 @@ def prepared_predictors(
         file = mlp_file(catalogue.experts_per_layer.tolist(), int(catalogue.top_k.max()), seed=seed)
         predictor.on_artifact_swapped(artifact_of(catalogue, file, "random"))
     return predictors
+
+
+class RandomPaths(TokenPaths):
+    """Foretells anything, the same of a row whenever it is asked for, and is often sure and wrong."""
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._size = catalogue.size
+
+    def chances(self, sequences: Ids, positions: Ids, tokens: Ids) -> Scores:
+        rows = zip(sequences.tolist(), positions.tolist(), tokens.tolist(), strict=True)
+        drawn = [np.random.default_rng(row).random(self._size) ** 4 for row in rows]
+        return np.array(drawn, dtype=np.float32).reshape(-1, self._size)
+
+    def end(self, sequence: int) -> None:
+        """Nothing is remembered."""
 
 
 def prepared_policy(name: str, catalogue: Catalogue) -> ExpertPolicy:

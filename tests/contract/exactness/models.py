@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import torch
 import transformers
+from numpy.typing import NDArray
 
 from greenroom.core.generation import Event, Token
 from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
@@ -18,11 +20,19 @@ from greenroom.moe.attention.kv_cache import KVStore
 from greenroom.moe.attention.ragged_attention import Chunk
 from greenroom.moe.forward.ragged_model import RaggedModel
 from greenroom.moe.loading.load_model import LoadedMoE, attach
-from tests.contract.prepared_policies import LITERAL, prepared_policy, prepared_predictors
+from tests.contract.prepared_policies import (
+    LITERAL,
+    LITERAL_FLOW,
+    RandomPaths,
+    prepared_policy,
+    prepared_predictors,
+)
 
 PROMPTS = ([5, 6, 7, 8, 9, 10, 11], [30, 20, 10], [40, 41] * 11, [77], [200, 3, 150, 99, 98, 97, 96])
 NEW_TOKENS = 10
-PREFETCHING = (LITERAL, "look-ahead", "moe-infinity", "next-layer", "top-k", "traced-top-k")
+PREFETCHING = (
+    LITERAL, LITERAL_FLOW, "expertflow", "look-ahead", "moe-infinity", "next-layer", "top-k", "traced-top-k",
+)  # fmt: skip
 TOP_K = 4  # of two picks the sum is the same in either order
 
 
@@ -81,10 +91,21 @@ def batch_logits(ragged: RaggedModel) -> list[torch.Tensor]:
             Chunk(n, list(rows), kv, prefill=step == 0, wants_logits=True)
             for n, (rows, kv) in enumerate(zip(tokens, kvs, strict=True))
         ]
-        logits.append(ragged.forward(chunks).clone())
+        logits.append(ragged.forward(chunks, paths_of(ragged, chunks)).clone())
         for chunk in chunks:
             chunk.kv.commit(len(chunk.tokens))
     return logits
+
+
+def paths_of(ragged: RaggedModel, chunks: list[Chunk]) -> NDArray[np.float32] | None:
+    """Random ones of these rows; None where no policy would hear of them."""
+    if not isinstance(ragged.source, ExpertEngine):
+        return None
+    rows = [
+        (chunk.sequence, chunk.kv.length + row, token) for chunk in chunks for row, token in enumerate(chunk.tokens)
+    ]
+    sequences, positions, tokens = np.array(rows, dtype=np.int64).T
+    return RandomPaths(ragged.source.catalogue).chances(sequences, positions, tokens)
 
 
 def tokens_of(events: list[Event]) -> list[int]:

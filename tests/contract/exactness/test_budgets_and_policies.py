@@ -17,7 +17,7 @@ from greenroom.core.generation import Event, Finished, FinishReason, GenerationR
 from greenroom.moe.batch.batch_config import BatchConfig
 from greenroom.moe.batch.batch_engine import BatchEngine
 from tests.contract.exactness.models import NEW_TOKENS, PREFETCHING, PROMPTS, Model, batch_logits
-from tests.contract.prepared_policies import EVERY_POLICY
+from tests.contract.prepared_policies import EVERY_POLICY, RandomPaths
 from tests.random_checkpoints import DECODER_ONLY
 
 BUDGETS = ("100%", "33%", "smallest")
@@ -45,6 +45,7 @@ def test_fp32_greedy_tokens_equal_generate(
             model.ragged,
             BatchConfig(kv_budget_bytes=1 << 22, tokens_per_step=16, prefill_chunk=6, max_running=8),
             observer=experts,
+            paths=RandomPaths(experts.catalogue),
         )
         events: list[list[Event]] = [[] for _ in PROMPTS]
         numbers = []

@@ -19,7 +19,7 @@ from greenroom.moe.loading.checkpoint import resolve
 from greenroom.moe.loading.load_model import attach, load
 from greenroom.moe.loading.packing import ensure_pack
 from tests.contract.exactness.models import NEW_TOKENS, PREFETCHING, PROMPTS, Model, tokens_of
-from tests.contract.prepared_policies import LITERAL, prepared_policy, prepared_predictors
+from tests.contract.prepared_policies import LITERAL, RandomPaths, prepared_policy, prepared_predictors
 from tests.random_checkpoints import save_random
 
 ENDS_WITHIN_S = 20.0
@@ -50,7 +50,7 @@ def dies_after(mover: Mover, jobs: int, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("link", ["disk", "disk under a host", "host-device"])
-@pytest.mark.parametrize("policy", ["lru", "look-ahead", "moe-infinity", "reuse", "duoserve", LITERAL])
+@pytest.mark.parametrize("policy", ["lru", "look-ahead", "moe-infinity", "reuse", "duoserve", "expertflow", LITERAL])
 def test_every_request_has_its_end_and_no_wrong_token(
     model: Model, monkeypatch: pytest.MonkeyPatch, policy: str, link: str
 ) -> None:
@@ -62,7 +62,10 @@ def test_every_request_has_its_end_and_no_wrong_token(
     dies_after(experts.movers[link == "host-device"], 3 * catalogue.size, monkeypatch)
     attach(model.loaded, experts)
     model.ragged.source = experts
-    engine = BatchEngine(model.ragged, BatchConfig(kv_budget_bytes=1 << 22, max_running=8), observer=experts)
+    paths = RandomPaths(catalogue)
+    engine = BatchEngine(
+        model.ragged, BatchConfig(kv_budget_bytes=1 << 22, max_running=8), observer=experts, paths=paths
+    )
     loop = BatchLoop(engine).start()
     sampling = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
     answers: list[list[Event]] = [[] for _ in PROMPTS]

@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -133,7 +134,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
 
 
 @pytest.mark.parametrize("tiers", TIERS)
-@pytest.mark.parametrize("policy", ["lru", "look-ahead", "moe-infinity", "reuse", "duoserve", LITERAL])
+@pytest.mark.parametrize("policy", ["lru", "look-ahead", "moe-infinity", "reuse", "duoserve", "expertflow", LITERAL])
 def test_no_step_computes_with_bytes_that_did_not_come(
     model: Model, monkeypatch: pytest.MonkeyPatch, policy: str, tiers: str
 ) -> None:
@@ -161,10 +162,10 @@ def test_no_step_computes_with_bytes_that_did_not_come(
     forward = model.ragged.forward
     failed: list[str] = []
 
-    def until_it_works(chunks: list[Chunk]) -> torch.Tensor:
+    def until_it_works(chunks: list[Chunk], *paths: Any) -> torch.Tensor:
         while True:
             try:
-                return forward(chunks)
+                return forward(chunks, *paths)
             except TransferFailed as error:
                 failed.append(str(error))
                 assert len(failed) < MOST_FAILURES

@@ -19,7 +19,7 @@ from greenroom.policies.registry import create_policy
 from tests.contract.exactness.models import NEW_TOKENS, PROMPTS, Model, batch_logits
 from tests.contract.exactness.troubled_store import TroubledStore
 from tests.contract.experts.engines import POLICIES
-from tests.contract.prepared_policies import prepared_policy
+from tests.contract.prepared_policies import RandomPaths, prepared_policy
 
 WANTING: dict[str, Callable[[Catalogue], ExpertPolicy]] = {
     "next-use": lambda catalogue: create_policy("next-use", catalogue=catalogue, options={"host": True}),
@@ -84,6 +84,7 @@ def test_fp32_greedy_tokens_equal_generate(models: dict[tuple[str, str], Model],
             model.ragged,
             BatchConfig(kv_budget_bytes=1 << 22, tokens_per_step=16, prefill_chunk=6, max_running=8),
             observer=experts,
+            paths=RandomPaths(experts.catalogue),
         )
         answers: list[list[Event]] = [[] for _ in PROMPTS]
         for place, (prompt, events) in enumerate(zip(PROMPTS, answers, strict=True)):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -32,7 +33,7 @@ from greenroom.policies.replacement.belady import Belady, Future
 from tests.contract.exactness.models import NEW_TOKENS, PREFETCHING, PROMPTS, Model, batch_logits, tokens_of
 from tests.contract.exactness.troubled_store import TroubledStore
 from tests.contract.experts.engines import Recorder
-from tests.contract.prepared_policies import EVERY_POLICY, prepared_policy, prepared_predictors
+from tests.contract.prepared_policies import EVERY_POLICY, RandomPaths, prepared_policy, prepared_predictors
 from tests.random_checkpoints import save_random, wide_heads
 
 ARITHMETICS = (("float32", "auto"), ("bfloat16", "auto"), ("bfloat16", "torch"))
@@ -115,10 +116,10 @@ def test_logits_are_those_of_the_resident_model_to_the_bit(
     with running(model, prepared_policy(policy, catalogue), store, host=host, reads=reads) as experts:
         forward = model.ragged.forward
 
-        def until_it_works(chunks: list[Chunk]) -> torch.Tensor:
+        def until_it_works(chunks: list[Chunk], *paths: Any) -> torch.Tensor:
             while True:
                 try:
-                    return forward(chunks)
+                    return forward(chunks, *paths)
                 except TransferFailed as error:
                     failed.append(str(error))
                     experts.audit(idle=True)
@@ -150,6 +151,7 @@ def test_requests_fail_alone_and_the_others_get_generates_tokens(
             model.ragged,
             BatchConfig(kv_budget_bytes=1 << 22, tokens_per_step=16, prefill_chunk=6, max_running=8),
             observer=experts,
+            paths=RandomPaths(experts.catalogue),
         )
 
         def ask(place: int) -> list[Event]:
