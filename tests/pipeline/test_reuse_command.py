@@ -75,7 +75,7 @@ def test_a_worker_begins_with_those_in_the_models_folder_or_those_it_is_given(
             assert isinstance(worker.experts.policy, Reuse)
             assert worker.experts.policy.version == "1"
     one = ("generate", "one", "--model", str(model), "--raw", "--max-tokens", "2")
-    assert "lru takes no reuse: leave it out, or choose the policy duoserve or reuse" in run(
+    assert "lru takes no reuse: leave it out, or choose the policy duoserve or expertflow or reuse" in run(
         *one, "--policy", "lru", "--reuse", given, status=1
     )
     run(*one, "--policy", "reuse")

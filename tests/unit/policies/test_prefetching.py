@@ -98,7 +98,9 @@ def test_options_out_of_range_are_refused(name: str, options: dict[str, Any]) ->
 
 
 def test_only_what_asks_declares_it() -> None:
-    assert {name for name, policy in EXPERT_POLICIES.items() if policy.asks} == {"duoserve", "look-ahead", "reuse"}
+    assert {name for name, policy in EXPERT_POLICIES.items() if policy.asks} == {
+        "duoserve", "expertflow", "look-ahead", "reuse",
+    }  # fmt: skip
 
 
 def test_prefetched_and_still_wanted_leaves_last_however_rarely_it_was_used() -> None:

@@ -50,8 +50,11 @@ def test_a_policy_is_written_with_its_options() -> None:
 
 
 def test_all_is_every_policy_that_can_show_something() -> None:
-    on_demand = {"decayed", "fifo", "lfu", "lfu-reset", "lru", "moe-infinity", "neighbour-aware", "next-use", "reuse"}
-    ahead = {"duoserve", "emoe", "look-ahead", "next-layer", "top-k", "traced-top-k"}
+    on_demand = {
+        "decayed", "fifo", "lfu", "lfu-reset", "lru", "lru-per-layer", "moe-infinity", "neighbour-aware", "next-use",
+        "reuse",
+    }  # fmt: skip
+    ahead = {"duoserve", "emoe", "expertflow", "look-ahead", "next-layer", "top-k", "traced-top-k"}
 
     assert {spec.name for spec in specs_of(["all"], ahead=False)} == on_demand
     assert {spec.label for spec in specs_of(["all"], ahead=True)} == on_demand | ahead
