@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from greenroom.worker.model.config import WorkerConfig
-from greenroom.worker.model.memory_needs import contribution_rows, foreseeing_bytes
+from greenroom.worker.model.memory_needs import contribution_rows, foreseeing_bytes, path_bytes
 from tests.unit.experts.fakes import manifest
 
 
@@ -43,3 +43,10 @@ def test_files_that_picks_are_foreseen_by_count(tmp_path: Path) -> None:
     assert foreseeing_bytes(WorkerConfig("model", residual=residual), 4) == 2000, "maps are of the model's own dtype"
     assert foreseeing_bytes(WorkerConfig("model", policy="duoserve:literal=true", expert_mlp=network), 2) == 600
     assert foreseeing_bytes(WorkerConfig("model", residual=tmp_path / "missing"), 2) == 0, "its reader says so"
+
+
+def test_a_steps_paths_are_charged_where_they_are_foretold() -> None:
+    assert path_bytes(WorkerConfig("model", policy="reuse"), 768) == 0
+    charged = path_bytes(WorkerConfig("model", policy="expertflow", tokens_per_step=512), 768)
+    assert charged == path_bytes(WorkerConfig("model", batching="token-scheduler", tokens_per_step=512), 768)
+    assert charged > 3 * 512 * 768 * 4, "the chances, their logits, and the averages that they are made of"

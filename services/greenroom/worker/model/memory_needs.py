@@ -9,6 +9,7 @@ from greenroom.experts.held_outputs import most_held
 from greenroom.experts.pack.layout import PackManifest
 from greenroom.moe.attention.ragged_attention import holds_scores, packs_keys, rows_at_once
 from greenroom.moe.forward.ragged_model import RaggedModel
+from greenroom.policies.expertflow.policy import PATHS
 from greenroom.policies.registry import policy_class
 from greenroom.worker.model.config import WorkerConfig
 from greenroom.worker.model.memory_plan import ALLOCATOR_SLACK, Needs
@@ -33,7 +34,10 @@ def needs_of(
     itemsize = model.get_input_embeddings().weight.itemsize
     return Needs(
         dense=dense_bytes(model),
-        workspace=workspace_bytes(text, manifest, ragged, config) + attention + foreseeing_bytes(config, itemsize),
+        workspace=workspace_bytes(text, manifest, ragged, config)
+        + attention
+        + foreseeing_bytes(config, itemsize)
+        + path_bytes(config, manifest.experts),
         experts=manifest.experts,
         slot_bytes=slot_bytes,
         least_slots=max(layer.top_k for layer in manifest.layers),
@@ -58,6 +62,15 @@ def foreseeing_bytes(config: WorkerConfig, itemsize: int) -> int:
         with suppress(OSError):
             found += factors.get(kind, 1) * file.stat().st_size
     return found
+
+
+def path_bytes(config: WorkerConfig, experts: int) -> int:
+    """What a step's routing paths take where they are foretold, beside the file that they are foretold by: the chances
+    of each row for all experts, and what they are made of and read into meanwhile.
+    """
+    if PATHS not in config.artifact_kinds:
+        return 0
+    return _PATH_ARRAYS * config.step_rows * experts * _FLOAT32
 
 
 def workspace_bytes(text: Any, manifest: PackManifest, ragged: RaggedModel, config: WorkerConfig) -> int:
@@ -124,6 +137,10 @@ def attention_bytes(text: Any, ragged: RaggedModel, config: WorkerConfig, keys: 
     masks = rows * (1 + itemsize * eager) + chunk * (_MASK_PARTS + itemsize)
     return int(keys * (masks + heads * (copied + at_once * _BYTES_A_SCORE)))
 
+
+_PATH_ARRAYS = 8
+"""Of a row's chances: themselves, the averages over its earlier tokens (2), their logits, and what the policy makes of
+these for a step (4)."""
 
 _MASK_PARTS = 4
 """Bytes for a row and a key while a mask is made of the family's conditions."""
