@@ -18,6 +18,7 @@ from greenroom.core.generation import Event, FinishReason, GenerationRequest, Sa
 from greenroom.experts.engine import EngineConfig, ExpertEngine
 from greenroom.moe.batch.batch_config import BatchConfig
 from greenroom.moe.batch.batch_engine import BatchEngine
+from greenroom.moe.batch.step_picks import StepPicks
 from greenroom.moe.routing.expert_mlp import predictors_for
 from greenroom.moe.routing.residual_maps import ResidualMaps
 from greenroom.policies.base.events import Artifact
@@ -70,10 +71,13 @@ class EngineArm(Closing):
         try:
             for artifact in artifacts:
                 self.experts.swapped(self.experts.prepare(artifact))
+            picks = StepPicks(catalogue)
+            if paths is not None:
+                self.experts.also_tell(picks)
             self._batch = BatchEngine(
                 shared.model, batch or BatchConfig(KV_BYTES, max_running=MOST_AT_ONCE, prefill_chunk=256), batching,
                 eos_token_ids=shared.loaded.eos_token_ids, observer=self.experts, moves=EngineMoves(self.experts, None),
-                paths=None if paths is None else paths(self.policy),
+                paths=None if paths is None else paths(self.policy), picks=None if paths is None else picks.take,
             )  # fmt: skip
             self.experts.preload(first_residents(catalogue, [], self.policy.target, self.policy.fill_order()))
         except BaseException:
