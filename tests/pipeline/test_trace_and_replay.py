@@ -110,6 +110,7 @@ def test_prompts_become_a_trace_and_a_trace_a_table(checkpoint: Path, tmp_path: 
 
     trace = RoutingTrace.load(out)
     assert f"{trace.tokens} tokens of 4 sequences" in said
+    assert trace.token is None, "they are people's text: only where asked for"
     assert trace.task == ("unknown", "compare", "question", "unknown")
     assert trace.request == ("0", "third", "2", "3")
     assert trace.layer_ids is not None

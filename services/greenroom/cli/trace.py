@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,11 @@ if TYPE_CHECKING:
 @click.option("--temperature", default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--seed", type=int, help="Makes sampling repeatable.")
 @click.option("--skip-too-long", is_flag=True, help="Leave out prompts that the model can not take, and say how many.")
+@click.option(
+    "--tokens",
+    is_flag=True,
+    help="Record each row's token too: the text of prompts and answers, as numbers. `greenroom paths fit` takes them.",
+)
 @click.option("--meta", is_flag=True, help="Write prompts and answers beside the trace, as JSON Lines.")
 @model_options
 def trace(
@@ -49,17 +55,20 @@ def trace(
     temperature: float,
     seed: int | None,
     skip_too_long: bool,
+    tokens: bool,
     meta: bool,
     **options: Any,
 ) -> None:
     """Generate answers to prompts and record each token's routing, for `greenroom replay`.
 
     The routing does not depend on the expert memory or the policy: record on any machine that can run the model.
+    Without --tokens and --meta there is no text in what is written.
 
     \b
     Examples:
       greenroom trace --prompts prompts.jsonl --out understudy.npz
       greenroom trace --model ./checkpoint --prompts prompts.txt --out t.npz --max-tokens 256 --concurrency 1
+      greenroom trace --prompts prompts.jsonl --out t.npz --tokens && greenroom paths fit --trace t.npz
       head -50 prompts.jsonl | greenroom trace --prompts - --out t.npz --meta --expert-memory 25%
     """
     from greenroom.core.generation import FinishReason, SamplingParams
@@ -85,7 +94,7 @@ def trace(
         asked = requests_of(worker, prompts, sampling, raw=raw, system=system, skip_too_long=skip_too_long)
         trace, answers = record(worker, asked)
         texts = [_text(worker, answer) for answer in answers] if meta else []
-    trace.save(out)
+    (trace if tokens else replace(trace, token=None)).save(out)
     if meta:
         _write_meta(meta_beside(out), asked, answers, texts)
     failed = [answer.finished.error for answer in answers if answer.finished.reason is FinishReason.FAILED]
@@ -93,7 +102,7 @@ def trace(
         click.echo(f"{len(failed)} of {len(answers)} failed, the first because: {failed[0]}", err=True)
     click.echo(
         f"{out}: {trace.tokens} tokens of {trace.sequences} sequences, {trace.layers} MoE layers, "
-        f"{format_bytes(out.stat().st_size)}"
+        f"{format_bytes(out.stat().st_size)}{', with the texts as tokens' if tokens else ''}"
     )
 
 

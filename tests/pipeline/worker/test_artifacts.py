@@ -146,13 +146,21 @@ async def test_another_predictors_first_version_is_another_one() -> None:
         await until(lambda: len(stage.engine.swapped) == 2)
 
 
-@pytest.mark.parametrize("wrong", ["another model", "damaged", "too large"])
-async def test_an_artifact_that_can_not_be_used_is_passed_over(wrong: str, caplog: pytest.LogCaptureFixture) -> None:
+def out_of_memory(_: object) -> None:
+    raise MemoryError
+
+
+@pytest.mark.parametrize("wrong", ["another model", "damaged", "too large", "there is no memory for it"])
+async def test_an_artifact_that_can_not_be_used_is_passed_over(
+    wrong: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is fetched once; the next is taken."""
     most = 600 if wrong == "too large" else 10_000
     async with staged(takes(), artifacts=replace(OFTEN, max_bytes=most)) as stage:
         predictor = await shelf(stage)
         predictor.damage = wrong == "damaged"
+        if wrong == "there is no memory for it":
+            monkeypatch.setattr(stage.engine, "swap", out_of_memory)
         predictor.serve(
             eamc(1, experts=(3, 4) if wrong == "another model" else (3, 3))
             if wrong != "too large"
@@ -164,6 +172,7 @@ async def test_an_artifact_that_can_not_be_used_is_passed_over(wrong: str, caplo
         assert "version 1 is passed over" in caplog.text
         assert stage.engine.swapped == []
         predictor.damage = False
+        monkeypatch.undo()
         predictor.serve(eamc(2))
         await until(lambda: len(stage.engine.swapped) == 1)
         assert stage.service.counters.artifacts_failed == 0

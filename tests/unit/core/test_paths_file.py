@@ -95,3 +95,9 @@ def test_what_is_missing_or_unknown_is_named() -> None:
         replace(file, vocabulary=0)
     with pytest.raises(Damaged):
         PathsFile.parse(file.dump()[:-1])
+
+
+@pytest.mark.parametrize("report", [[], None, "text", 3])
+def test_a_report_that_is_no_object_is_refused_where_it_is_read(report: Any) -> None:
+    with pytest.raises(Damaged, match="report"):
+        PathsFile.parse(replace(made(), report=report).dump())

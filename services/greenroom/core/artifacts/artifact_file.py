@@ -91,13 +91,16 @@ class ArtifactFile(ABC):
         if (metadata.get("format"), metadata.get("format_version")) != (f"greenroom-{cls.KIND}", FORMAT_VERSION):
             raise Damaged(f"it is no greenroom-{cls.KIND} file of version {FORMAT_VERSION}")
         try:
+            report = json.loads(metadata["report"])
+            if not isinstance(report, dict):
+                raise TypeError("its report is no JSON object")
             return cls(
                 model=metadata["model"],
                 experts_per_layer=tuple(int(count) for count in json.loads(metadata["experts_per_layer"])),
                 sequences=int(metadata["sequences"]),
                 version=int(metadata["version"]),
                 created_ms=int(metadata["created_ms"]),
-                report=json.loads(metadata["report"]),
+                report=report,
                 **cls._fields_of(arrays),
             )
         except (LookupError, ValueError, TypeError, OverflowError, RecursionError, InvalidConfig) as error:

@@ -111,8 +111,7 @@ class ArtifactFollower:
         """Swap to the version, or pass it over where it can not be used. Raises what the call raises."""
         try:
             data, checksum = await self._fetch(stub, kind, served)
-            file = await asyncio.to_thread(_parsed, kind, data, checksum)
-            await asyncio.to_thread(self._engine.swap, file)
+            await self._use(kind, data, checksum)
         except (Damaged, InvalidConfig) as error:
             self._counters.artifacts_refused += 1
             log.warning("%s: version %d is passed over: %s", kind, served.version, error)
@@ -121,6 +120,18 @@ class ArtifactFollower:
             log.info("%s: version %d of the predictor is used from the next step on, made of %d sequences",
                      kind, served.version, served.sequences)  # fmt: skip
         self._known[kind] = _published(served)
+
+    async def _use(self, kind: str, data: bytes, checksum: str) -> None:
+        """Swap to it. Raises Damaged, InvalidConfig: whatever a file from elsewhere makes go wrong is the file's fault,
+        and ends no worker."""
+        try:
+            file = await asyncio.to_thread(_parsed, kind, data, checksum)
+            await asyncio.to_thread(self._engine.swap, file)
+        except (Damaged, InvalidConfig):
+            raise
+        except Exception as error:
+            log.exception("%s: a version can not be used", kind)
+            raise Damaged(f"it can not be used: {type(error).__name__}") from error
 
     async def _fetch(
         self, stub: predictor_pb2_grpc.PredictorStub, kind: str, served: predictor_pb2.Artifact
