@@ -223,7 +223,9 @@ class ExpertEngine:
         paths: NDArray[np.float32] | None = None,
     ) -> None:
         """Tell the policy of the forward after the one that is about to start. Arguments as of ``step``."""
-        if "on_step_planned" in self.policy.hooks:
+        if paths is not None and paths.shape != (len(sequences), self.catalogue.size):
+            paths = None
+        if "on_step_planned" in self.policy.hooks and not self._model_resident():
             number = self._steps + 2
             self.policy.on_step_planned(Step(self.catalogue.pool, number, sequences, _phases(prefill), tokens, paths))
 
@@ -237,6 +239,8 @@ class ExpertEngine:
     ) -> Iterator[None]:
         """As ``step``, with any phase a row: ``phases[T]``, values of Phase."""
         self._steps += 1
+        if paths is not None and (paths.shape != (len(sequences), self.catalogue.size) or self._model_resident()):
+            paths = None  # of another model's experts; or nothing is to be fetched by them
         self._step = Step(self.catalogue.pool, self._steps, sequences, phases, tokens, paths)
         self._resident_layer = None
         failed = True

@@ -31,6 +31,7 @@ from greenroom.policies.base.expert_policy import ExpertPolicy
 from greenroom.policies.base.streaming import stream_slots
 from greenroom.policies.base.token_paths import TokenPaths
 from greenroom.policies.replacement.belady import belady
+from greenroom.replay.traces.replayed_paths import ReplayedPaths
 from greenroom.replay.traces.steps import TraceStep, groups
 
 
@@ -195,15 +196,13 @@ def replay(
     cache = ReplayCache(policy, budget_bytes)
     entered, done = "on_layer_entered" in hooks, "on_layer_done" in hooks
     experts_done = "on_experts_done" in hooks
+    foretold = ReplayedPaths(paths)
     for number, traced in enumerate(steps):
         for sequence in traced.started:
             info = SequenceInfo(sequence, UNKNOWN_TASK if tasks is None else tasks[sequence])
             policy.on_sequence_queued(info)
             policy.on_sequence_started(info)
-        foretold = None
-        if paths is not None and traced.tokens is not None and traced.positions is not None:
-            foretold = paths.chances(traced.sequences, traced.positions, traced.tokens)
-        step = Step(catalogue.pool, number, traced.sequences, traced.phases, traced.tokens, foretold)
+        step = Step(catalogue.pool, number, traced.sequences, traced.phases, traced.tokens, foretold.of(traced))
         if "on_step_started" in hooks:
             policy.on_step_started(step)
         for layer, (experts, rows) in enumerate(_used(catalogue, traced.picks)):
@@ -215,12 +214,9 @@ def replay(
                 policy.on_experts_done(step, layer, experts)
             if done:
                 policy.on_layer_done(step, layer)
-        if paths is not None and traced.positions is not None:
-            paths.picked(traced.sequences, traced.positions, traced.picks)
+        foretold.ran(traced)
         for sequence in traced.ended:
             policy.on_sequence_ended(sequence, SequenceEnd.FINISHED)
-            if paths is not None:
-                paths.end(sequence)
     return cache.result
 
 

@@ -445,6 +445,28 @@ def test_the_model_is_told_of_the_forward_after_the_one_that_is_about_to_start()
     assert model.plans == [(1, [(0, list(continuation((5, 6), 1)))])], "before the prompt's own forward"
 
 
+def test_what_is_told_of_the_next_forward_but_one_is_what_runs_then_whoever_has_left_meanwhile() -> None:
+    """Between the round's first forward and its second, of one row each, all rows of the second are cancelled."""
+    told: list[tuple[int, list[int]]] = []
+
+    class Model(FakeModel):
+        def plan(self, chunks: Sequence[Chunk], paths: object = None) -> None:
+            told.append((len(self.forwards) + 1, [chunk.sequence for chunk in chunks]))
+
+    model = Model()
+    d = driver(model, tokens_per_step=16, rows_per_forward=1)
+    answers = [d.add(request(name, (5, 6), 9)) for name in "abc"]
+    d.step()
+    told.clear()
+    d.engine.between_forwards = lambda: d.engine.cancel(answers[1].number)
+    d.step()
+    d.engine.between_forwards = None
+
+    assert [[sequence for sequence, _ in forward] for forward in model.forwards[-2:]] == [[0], [2]]
+    ran = {number: [sequence for sequence, _ in forward] for number, forward in enumerate(model.forwards)}
+    assert told == [(len(ran) - 1, [1])], "of the second before the first; nothing of the third in its place"
+
+
 def test_a_model_that_can_not_take_a_plan_costs_no_token() -> None:
     class Deaf(FakeModel):
         def plan(self, chunks: Sequence[Chunk], paths: object = None) -> None:

@@ -150,6 +150,45 @@ def test_a_source_that_can_not_take_picks_costs_no_token() -> None:
     assert driver.engine.stats.path_failures == 3, "then it is given up"
 
 
+def test_a_sequence_that_can_not_be_begun_harms_no_other() -> None:
+    """Its own rows have no chances; the source goes on."""
+
+    class Refuses(Foretells):
+        def begin(self, sequence: int, prompt: Ids) -> None:
+            if sequence == 1:
+                raise RuntimeError("no")
+            super().begin(sequence, prompt)
+
+    source = Refuses()
+    model, driver = driven(source)
+    assert_unharmed(run(driver))
+
+    assert {sequence for sequence, _, _ in source.asked} == {0, 2, 3}
+    assert all(paths is not None for paths in model.paths)
+    of_refused = [
+        paths[row]
+        for forward, paths in zip(model.forwards, model.paths, strict=True)
+        for row, sequence in enumerate(number for number, count in forward for _ in range(count))
+        if sequence == 1 and isinstance(paths, np.ndarray)
+    ]
+    assert len(of_refused) == len(PROMPTS[1]) + 4
+    assert not np.any(of_refused)
+    assert driver.engine.stats.path_failures == 1
+    assert sorted(source.ended) == [0, 2, 3]
+
+
+def test_an_answer_of_other_experts_than_before_is_none() -> None:
+    class Changes(Foretells):
+        def chances(self, sequences: Ids, positions: Ids, tokens: Ids) -> Scores:
+            found = super().chances(sequences, positions, tokens)
+            return found if len(self.asked) < 12 else found[:, :-1]
+
+    model, driver = driven(Changes())
+    assert_unharmed(run(driver))
+    assert driver.engine.stats.path_failures == 3, "then it is given up"
+    assert model.paths[-1] is None
+
+
 def test_a_policy_that_reads_paths_has_those_of_all_that_decode_before_it_decides() -> None:
     policy = Noting()
     model, driver = driven(Foretells(), policy=policy)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from greenroom.policies.expertflow.token_histories import TokenHistory
 from greenroom.worker.model.config import WorkerConfig
 from greenroom.worker.model.memory_needs import contribution_rows, foreseeing_bytes, path_bytes
 from tests.unit.experts.fakes import manifest
@@ -45,8 +48,17 @@ def test_files_that_picks_are_foreseen_by_count(tmp_path: Path) -> None:
     assert foreseeing_bytes(WorkerConfig("model", residual=tmp_path / "missing"), 2) == 0, "its reader says so"
 
 
-def test_a_steps_paths_are_charged_where_they_are_foretold() -> None:
-    assert path_bytes(WorkerConfig("model", policy="reuse"), 768) == 0
-    charged = path_bytes(WorkerConfig("model", policy="expertflow", tokens_per_step=512), 768)
-    assert charged == path_bytes(WorkerConfig("model", batching="token-scheduler", tokens_per_step=512), 768)
+def test_what_foretells_paths_is_charged_where_it_is_used() -> None:
+    traced = manifest(layers=24, experts=32, top_k=4)
+    of = partial(WorkerConfig, "model", tokens_per_step=512, max_running=16)
+    assert path_bytes(of(policy="reuse"), traced) == 0
+    charged = path_bytes(of(policy="expertflow"), traced)
+    assert charged == path_bytes(of(batching="token-scheduler"), traced)
     assert charged > 3 * 512 * 768 * 4, "the chances, their logits, and the averages that they are made of"
+    histories = [TokenHistory(place, 96, 768) for place in range(16)]
+    for history in histories:
+        for start in range(0, 5120, 512):
+            history.ask(start)
+            history.add(np.arange(512))
+    held = sum(array.nbytes for one in histories for array in (one._ids, one._keys, one._told))
+    assert held < charged - 3 * 512 * 768 * 4

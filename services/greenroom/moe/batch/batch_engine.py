@@ -295,8 +295,8 @@ class BatchEngine:
         """Tell the model of the forward that follows the one of ``plan``, which is about to run."""
         ahead = {rows.sequence: rows.tokens for rows in plan.rows}
         pairs = [(self.running[rows.sequence], rows) for rows in following.rows if rows.sequence in self.running]
-        if not pairs:
-            return
+        if not pairs or not any(rows.sequence in self.running for rows in plan.rows):
+            return  # the one that is about to run has lost all its rows: the following one is the next
         parts = [Part(sequence, rows.tokens, ahead.get(sequence.number, 0)) for sequence, rows in pairs]
         in_order = not any(part.ahead for part in parts)
         paths = self._paths.rows(parts) if in_order else None  # a sequence's rows are asked for in their order

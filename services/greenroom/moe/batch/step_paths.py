@@ -39,7 +39,8 @@ class StepPaths:
 
     A source that fails costs predictions, never a token: the rows have no paths then. Failures are logged and counted
     in ``stats``, as is the time that the source takes. A source that failed in a step is asked again in the next one. A
-    sequence is begun with it when it is first asked for.
+    sequence is begun with it when it is first asked for; one that can not be begun is foretold nothing, and harms no
+    other. All answers of a source have as many columns as its first.
     """
 
     def __init__(self, source: TokenPaths | None, stats: BatchStats, clock: Callable[[], float]) -> None:
@@ -49,6 +50,8 @@ class StepPaths:
         self._failures = 0
         self._failed_now = False
         self._begun: set[int] = set()
+        self._refused: set[int] = set()  # those that could not be begun
+        self._width: int | None = None
         self._told: dict[int, tuple[int, Scores]] = {}  # by sequence: from which position on
         self._last: tuple[list[tuple[int, int, int]], Scores] | None = None
 
@@ -56,7 +59,9 @@ class StepPaths:
         """Ask this one from now on. It begins running sequences with what has been said in them."""
         self._source = source
         self._failures = 0
+        self._width = None
         self._begun.clear()
+        self._refused.clear()
         self._told.clear()
         self._last = None
 
@@ -110,6 +115,7 @@ class StepPaths:
     def end(self, number: int) -> None:
         """The sequence has ended."""
         self._told.pop(number, None)
+        self._refused.discard(number)
         if number in self._begun and self._source is not None:
             self._begun.discard(number)
             try:
@@ -140,20 +146,39 @@ class StepPaths:
 
     def _foretold(self, source: TokenPaths, parts: Items[Part]) -> Scores:
         """Raises what the source raises, and ValueError for an answer of another form."""
-        for sequence, start in ((part.sequence, part.start) for part in parts):
-            if sequence.number not in self._begun:
-                source.begin(sequence.number, np.array(sequence.tokens[: max(start, sequence.settled)], dtype=np.int64))
-                self._begun.add(sequence.number)
+        for part in parts:
+            self._begin(source, part)
         lengths = [part.tokens for part in parts]
+        served = np.repeat([part.sequence.number in self._begun for part in parts], lengths)
         sequences = np.repeat(np.array([part.sequence.number for part in parts], dtype=np.int64), lengths)
         positions = np.concatenate([np.arange(part.start, part.start + part.tokens) for part in parts])
         tokens = [token for part in parts for token in part.sequence.tokens[part.start : part.start + part.tokens]]
-        chances = source.chances(sequences, positions, np.array(tokens, dtype=np.int64))
-        if chances.ndim != 2 or len(chances) != len(sequences):
-            raise ValueError(f"paths of shape {chances.shape} for {len(sequences)} rows")
+        chances = source.chances(sequences[served], positions[served], np.array(tokens, dtype=np.int64)[served])
+        if chances.ndim != 2 or len(chances) != np.count_nonzero(served):
+            raise ValueError(f"paths of shape {chances.shape} for {np.count_nonzero(served)} rows")
+        if self._width not in (None, chances.shape[1]):
+            raise ValueError(f"paths of {chances.shape[1]} experts, where they had {self._width} before")
+        self._width = chances.shape[1]
+        if not served.all():
+            some, chances = chances, np.zeros((len(served), chances.shape[1]), dtype=np.float32)
+            chances[served] = some
         if chances.size and not (chances.min() >= 0 and chances.max() <= 1):
             return np.clip(np.nan_to_num(chances, nan=0.0), 0, 1)
         return chances
+
+    def _begin(self, source: TokenPaths, part: Part) -> None:
+        sequence = part.sequence
+        if sequence.number in self._begun or sequence.number in self._refused:
+            return
+        known = sequence.tokens[: max(part.start, sequence.settled)]
+        try:
+            source.begin(sequence.number, np.array(known, dtype=np.int64))
+        except Exception:
+            self._refused.add(sequence.number)
+            self._stats.path_failures += 1
+            log.exception("request %s is foretold nothing", sequence.request.request_id)
+        else:
+            self._begun.add(sequence.number)
 
     def _failed(self) -> None:
         self._stats.path_failures += 1

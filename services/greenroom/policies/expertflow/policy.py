@@ -22,8 +22,8 @@ class ExpertFlow(BlendedReuse):
     """Predictive locality-aware expert caching (section 3.2.1): the chances of all layers are known before the first.
 
     An expert's chance in a step is 1 − Π(1 − p) over its rows, with p as foretold of each row's token. From before
-    layer 0 on all that is likely enough is wanted, nearer layers first, and a layer that has run frees room for the
-    next. For the next layers what routers run ahead and the token's path so far say is blended in.
+    layer 0 on all that is likely enough is wanted, by chance times how near its layer is, and a layer that has run
+    frees room for the next. For the next layers what routers run ahead and the token's path so far say is blended in.
 
     Correction (section 3.2.2): misses overtake everything, wants of passed layers are withdrawn, and who leaves is
     chosen by the expected time to next use, with the foretold chance for layers to come: what was foretold for the
@@ -60,7 +60,8 @@ class ExpertFlow(BlendedReuse):
         chance = _chance(step.row_paths)
         self.reuse.expect(slice(0, self.catalogue.size), chance)
         if self._has_prompts:
-            chance = np.where(self.catalogue.layer_of == 0, chance, 0)
+            first = self.catalogue.layer_of[self._part.start]  # in an encoder-decoder prompts run through one part
+            chance = np.where(self.catalogue.layer_of == first, chance, 0)
         self._want((chance * (chance >= self._least) * self._before).astype(np.float32))
 
     def _want_later(self, layer: int) -> None:

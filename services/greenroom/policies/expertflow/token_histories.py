@@ -61,11 +61,10 @@ class TokenHistory:
 
     def add(self, ids: Ids) -> None:
         """The tokens that are asked for, after ``ask``."""
-        if self._count > 2 * MOST:
-            gone = self._count - MOST
-            for array in (self._ids, self._keys, self._told):
-                array[: self._count - gone] = array[gone : self._count].copy()
-            self.start, self._count = self.start + gone, self._count - gone
+        if self._count + len(ids) > 2 * MOST and self._count > MOST:
+            kept = slice(self._count - MOST, self._count)
+            self._ids, self._keys, self._told = self._ids[kept].copy(), self._keys[kept].copy(), self._told[kept].copy()
+            self.start, self._count = self.start + kept.start, MOST
         self._append(ids)
 
     def picked(self, positions: Ids, keys: Picked) -> None:
@@ -112,7 +111,7 @@ class TokenHistory:
     def _append(self, ids: Ids) -> None:
         needed = self._count + len(ids)
         if needed > len(self._ids):
-            room = max(needed, 2 * len(self._ids), 64)
+            room = max(needed, min(2 * len(self._ids), 2 * MOST), 64)
             more = room - len(self._ids)
             self._ids = np.concatenate((self._ids, np.full(more, -1, dtype=np.int64)))
             self._told = np.concatenate((self._told, np.zeros(more, dtype=np.bool_)))

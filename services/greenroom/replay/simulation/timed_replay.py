@@ -19,7 +19,6 @@ from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
 from greenroom.experts.pack.direct_io import ReadSettings
 from greenroom.experts.pack.layout import PAGE_BYTES, PackLayer, PackManifest, RecordLayout, align
 from greenroom.experts.source import Arriving
-from greenroom.policies.base.array_types import Scores
 from greenroom.policies.base.events import (
     ROUTER,
     UNKNOWN_TASK,
@@ -35,6 +34,7 @@ from greenroom.policies.base.token_paths import TokenPaths
 from greenroom.replay.hit_rates import ReplayResult
 from greenroom.replay.simulation.simulated_hardware import LinkProfile, SimulatedHardware
 from greenroom.replay.simulation.simulated_predictions import GradedPredictions, TracePredictions
+from greenroom.replay.traces.replayed_paths import ReplayedPaths
 from greenroom.replay.traces.routing_trace import RoutingTrace
 from greenroom.replay.traces.scheduled_steps import ScheduledStep
 from greenroom.replay.traces.steps import TraceStep
@@ -246,7 +246,7 @@ class TimedEngine:
         self._tasks = setup.trace.task
         answers = GradedPredictions if setup.graded else TracePredictions
         self._predictions = None if setup.recall is None else answers(policy.catalogue, setup.recall, seed=setup.seed)
-        self._paths = setup.paths(policy, setup.trace)
+        self._paths = ReplayedPaths(setup.paths(policy, setup.trace))
         self._hardware = SimulatedHardware(setup.disk, setup.upload, setup.reads)
         config = EngineConfig(
             device_slots=device_slots,
@@ -268,7 +268,7 @@ class TimedEngine:
         before, stalled_before, phases_before = _copy(counters), counters.stall_seconds, _phases(counters)
         tokens = 0
         for step in steps:
-            scheduled = step if isinstance(step, ScheduledStep) else ScheduledStep(step, self._foretold(step))
+            scheduled = step if isinstance(step, ScheduledStep) else ScheduledStep(step, self._paths.of(step))
             self._run(scheduled)
             tokens += len(scheduled.step.picks)
         self._hardware.settle()
@@ -286,7 +286,7 @@ class TimedEngine:
 
     def step(self, step: TraceStep) -> None:
         """Run these rows; the clock then stands at their end."""
-        self._run(ScheduledStep(step, self._foretold(step)))
+        self._run(ScheduledStep(step, self._paths.of(step)))
 
     def _run(self, scheduled: ScheduledStep) -> None:
         step = scheduled.step
@@ -314,17 +314,9 @@ class TimedEngine:
                             engine.predicted(self._predictions.answer(request, picks))
                     rows = np.bincount(own.ravel()).astype(np.float64)
                     self._compute(landing, rows * compute.row_s + compute.expert_s)
-        if self._paths is not None and step.positions is not None:
-            self._paths.picked(step.sequences, step.positions, step.picks)
+        self._paths.ran(step)
         for sequence in step.ended:
             engine.sequence_ended(sequence, SequenceEnd.FINISHED)
-            if self._paths is not None:
-                self._paths.end(sequence)
-
-    def _foretold(self, step: TraceStep) -> Scores | None:
-        if self._paths is None or step.tokens is None or step.positions is None:
-            return None
-        return self._paths.chances(step.sequences, step.positions, step.tokens)
 
     @property
     def experts(self) -> ExpertEngine:

@@ -20,6 +20,7 @@ class TraceStep:
 
     ``started`` and ``ended``: sequences whose first and whose last rows are among them. ``tokens[T]``: the token that
     each row is of; ``positions[T]``: its place in its sequence. ``tokens`` is None where it was not recorded.
+    ``prompts``: of each sequence of ``started``, the tokens of its whole prompt, where they were recorded.
     """
 
     sequences: NDArray[np.int64]
@@ -29,6 +30,11 @@ class TraceStep:
     ended: tuple[int, ...] = ()
     tokens: NDArray[np.int64] | None = None
     positions: NDArray[np.int64] | None = None
+    prompts: tuple[NDArray[np.int64], ...] = ()
+
+
+NO_TOKENS: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+NO_TOKENS.setflags(write=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,7 +127,16 @@ class TraceRows:
         phases = np.full(len(rows), Phase.DECODE, dtype=np.uint8) if self.phase is None else self.phase[rows]
         tokens = None if self.token is None else self.token[rows]
         positions = rows - self.seq_starts[sequences]
-        return TraceStep(sequences, self.experts[rows], phases, started, ended, tokens, positions)
+        prompts = () if self.token is None else tuple(map(self._prompt, started))
+        return TraceStep(sequences, self.experts[rows], phases, started, ended, tokens, positions, prompts)
+
+    def _prompt(self, sequence: int) -> NDArray[np.int64]:
+        """The tokens of its rows before the first that decodes."""
+        if self.token is None or self.phase is None:
+            return NO_TOKENS
+        rows = slice(int(self.seq_starts[sequence]), int(self.seq_starts[sequence + 1]))
+        decodes = np.flatnonzero(self.phase[rows] == Phase.DECODE)
+        return self.token[rows][: decodes[0] if len(decodes) else None]
 
 
 def layers_of(catalogue: Catalogue, step: TraceStep) -> list[list[int]]:

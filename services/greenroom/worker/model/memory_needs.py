@@ -5,11 +5,16 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
+from greenroom.core.artifacts.paths_file import PathsFile
+from greenroom.core.artifacts.paths_forms.t5 import T5
+from greenroom.core.errors import InvalidConfig
 from greenroom.experts.held_outputs import most_held
 from greenroom.experts.pack.layout import PackManifest
 from greenroom.moe.attention.ragged_attention import holds_scores, packs_keys, rows_at_once
 from greenroom.moe.forward.ragged_model import RaggedModel
 from greenroom.policies.expertflow.policy import PATHS
+from greenroom.policies.expertflow.t5_paths import CACHE_BYTES
+from greenroom.policies.expertflow.token_histories import MOST
 from greenroom.policies.registry import policy_class
 from greenroom.worker.model.config import WorkerConfig
 from greenroom.worker.model.memory_plan import ALLOCATOR_SLACK, Needs
@@ -37,7 +42,7 @@ def needs_of(
         workspace=workspace_bytes(text, manifest, ragged, config)
         + attention
         + foreseeing_bytes(config, itemsize)
-        + path_bytes(config, manifest.experts),
+        + path_bytes(config, manifest),
         experts=manifest.experts,
         slot_bytes=slot_bytes,
         least_slots=max(layer.top_k for layer in manifest.layers),
@@ -64,13 +69,22 @@ def foreseeing_bytes(config: WorkerConfig, itemsize: int) -> int:
     return found
 
 
-def path_bytes(config: WorkerConfig, experts: int) -> int:
-    """What a step's routing paths take where they are foretold, beside the file that they are foretold by: the chances
-    of each row for all experts, and what they are made of and read into meanwhile.
+def path_bytes(config: WorkerConfig, manifest: PackManifest) -> int:
+    """What foretelling routing paths takes, beside the file that they are foretold by.
+
+    Counted are a step's chances of each row for all experts, with what they are made of and read into meanwhile, and
+    what is remembered of each running sequence: its last tokens and their picks, and averages; a T5's caches.
     """
     if PATHS not in config.artifact_kinds:
         return 0
-    return _PATH_ARRAYS * config.step_rows * experts * _FLOAT32
+    experts = manifest.experts
+    picks = sum(layer.top_k for layer in manifest.layers)
+    remembered = 2 * MOST * (picks * _PICK_BYTES + _TOKEN_BYTES) + 2 * experts * _FLOAT32
+    caches = 0
+    if config.paths is not None:
+        with suppress(InvalidConfig):  # the start fails where it is read
+            caches = CACHE_BYTES if PathsFile.read(config.paths).form == T5 else 0
+    return _PATH_ARRAYS * config.step_rows * experts * _FLOAT32 + config.max_running * remembered + caches
 
 
 def workspace_bytes(text: Any, manifest: PackManifest, ragged: RaggedModel, config: WorkerConfig) -> int:
@@ -137,6 +151,9 @@ def attention_bytes(text: Any, ragged: RaggedModel, config: WorkerConfig, keys: 
     masks = rows * (1 + itemsize * eager) + chunk * (_MASK_PARTS + itemsize)
     return int(keys * (masks + heads * (copied + at_once * _BYTES_A_SCORE)))
 
+
+_PICK_BYTES, _TOKEN_BYTES = 4, 9
+"""A pick's key, at most; a token's id, and whether its picks are known."""
 
 _PATH_ARRAYS = 8
 """Of a row's chances: themselves, the averages over its earlier tokens (2), their logits, and what the policy makes of

@@ -220,7 +220,7 @@ class ModelRuntime:
 
     def swap(self, artifact: Artifact, version: ArtifactVersion) -> None:
         """Have the policies predict by the artifact from now on. On the thread that owns the experts, between steps."""
-        if isinstance(artifact.prepared, TokenPaths):
+        if isinstance(artifact.prepared, TokenPaths) and self._fetches:
             self.loop.engine.swap_paths(artifact.prepared)
         if artifact.kind in self.experts.policy.artifacts:
             self.experts.swapped(artifact)
@@ -262,7 +262,8 @@ class ModelRuntime:
         )
         paths = None
         if config.paths is not None:
-            paths = self._token_paths(PathsFile.read(config.paths), loaded.vocab_size)
+            made = self._token_paths(PathsFile.read(config.paths), loaded.vocab_size)  # refused where it is wrong
+            paths = made if self._fetches else None
         elif policy.reads_paths:
             log.warning("batching %s: %s", config.batching, policy.without_paths)
         engine = BatchEngine(
@@ -278,10 +279,15 @@ class ModelRuntime:
         )
         return BatchLoop(engine).start()
 
+    @property
+    def _fetches(self) -> bool:
+        """Whether experts are ever fetched: where all fit, nothing is gained by foretelling which are used."""
+        return self.experts.device.slots < self.experts.catalogue.size
+
     def _picks_for_paths(self, policy: BatchPolicy) -> Callable[[], Picks | None] | None:
         """What each step picked, where paths may be foretold. None: nobody uses them."""
         experts = self.experts
-        if not policy.reads_paths and PathsFile.KIND not in experts.policy.artifacts:
+        if not self._fetches or (not policy.reads_paths and PathsFile.KIND not in experts.policy.artifacts):
             return None
         picks = StepPicks(experts.catalogue)
         experts.also_tell(picks)
