@@ -59,6 +59,9 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
             values = [{"mean": 100 * point[name]} for point in own["curve"]]
             curve(learnt, [point["tokens"] for point in own["curve"]], values, label=name, **style_of(place))
         learnt.set_xscale("log")
+        learnt.set_xticks([point["tokens"] for point in own["curve"]], [f"{point['tokens']:,}" for point in own["curve"]])
+        learnt.minorticks_off()
+        learnt.tick_params(axis="x", labelsize=8)
         learnt.set_xlabel("tokens learnt from")
         learnt.set_ylabel("recall, %")
         learnt.legend(frameon=False, fontsize=8)

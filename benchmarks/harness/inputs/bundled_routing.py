@@ -30,6 +30,6 @@ def record_routing(asked: Sequence[Sample]) -> RoutingTrace:
         lines = [{"id": str(number), "task": one.task, "prompt": one.prompt} for number, one in enumerate(asked)]
         file.write_text("".join(json.dumps(line) + "\n" for line in lines))
         command = [sys.executable, "-c", "from greenroom.cli import main; main()", "--log-level", "error", "trace"]
-        arguments = ["--prompts", str(file), "--out", str(out), "--max-tokens", str(MAX_TOKENS)]
+        arguments = ["--prompts", str(file), "--out", str(out), "--max-tokens", str(MAX_TOKENS), "--tokens"]
         subprocess.run([*command, *arguments], check=True, timeout=RECORD_S, stdout=subprocess.DEVNULL)
         return RoutingTrace.load(out)
