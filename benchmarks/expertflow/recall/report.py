@@ -59,7 +59,8 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
             values = [{"mean": 100 * point[name]} for point in own["curve"]]
             curve(learnt, [point["tokens"] for point in own["curve"]], values, label=name, **style_of(place))
         learnt.set_xscale("log")
-        learnt.set_xticks([point["tokens"] for point in own["curve"]], [f"{point['tokens']:,}" for point in own["curve"]])
+        counts = [point["tokens"] for point in own["curve"]]
+        learnt.set_xticks(counts, [f"{count:,}" for count in counts])
         learnt.minorticks_off()
         learnt.tick_params(axis="x", labelsize=8)
         learnt.set_xlabel("tokens learnt from")
