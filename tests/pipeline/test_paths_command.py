@@ -63,6 +63,18 @@ def test_texts_beside_the_trace_are_tokens_too_and_without_tokens_it_says_what_i
     assert "path" in complaint_of("paths", "show", spoken(tmp_path / "t.npz", seed=1))
 
 
+def test_what_few_sequences_have_is_left_out_where_asked_and_a_vocabulary_that_is_none_is_refused_first(
+    tmp_path: Path,
+) -> None:
+    out, trace = str(tmp_path / "p.safetensors"), spoken(tmp_path / "t.npz", seed=0)
+    run("paths", "fit", trace, "--out", out, "--least-sequences", "5", "--seconds", "30")
+    report = PathsFile.read(Path(out)).report
+    assert report["least_sequences"] == 5
+    assert report["rows"]["token"] == TOKENS
+    assert report["left_out"]["triple"] > 0
+    assert "16777216" in complaint_of("paths", "fit", trace, "--out", out, "--vocabulary", str(2**24 + 1))
+
+
 def test_a_t5_is_fitted_with_the_prompts_beside_the_trace_and_the_better_of_both_is_kept(tmp_path: Path) -> None:
     out = str(tmp_path / "p.safetensors")
     texts = spoken(tmp_path / "texts.npz", seed=0, written="texts")

@@ -63,6 +63,14 @@ building_options = stack(
         show_default=True,
         help="What paths are made as: tables of tokens, a T5 (needs torch), or both, and the better is published.",
     ),
+    click.option(
+        "--paths-shared-by",
+        type=click.IntRange(min=1),
+        default=5,
+        show_default=True,
+        help="Tokens, pairs and triples of tokens are in what is made of --trace-tokens only where so many sequences "
+        "have them. At 1 texts can be read back from it.",
+    ),
     click.option("--reuse-again", type=int, default=1000, show_default=True, help="And anew when so many more have."),
     click.option(
         "--build-memory", default="64MiB", show_default=True, help="For the last sequences of all models, to build of."
@@ -88,6 +96,7 @@ def building_from(options: dict[str, Any]) -> BuildingConfig:
         reuse_after=reuse_after,
         reuse_again=options.pop("reuse_again"),
         paths_form=options.pop("paths_form"),
+        paths_shared_by=options.pop("paths_shared_by"),
         max_bytes=parse_bytes(options.pop("build_memory"), field="build_memory"),
         max_sequences=max(1000, 2 * drift["after"], 2 * reuse_after),
         timeout_s=options.pop("build_timeout"),

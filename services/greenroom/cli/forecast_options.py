@@ -35,7 +35,9 @@ trace_tokens_option = click.option(
     "--trace-tokens",
     is_flag=True,
     help="Tell predictors each traced token too, which they learn from for --policy expertflow. Off unless asked for, "
-    "since tokens are people's text: whoever may read the traces can read it.",
+    "since tokens are people's text: whoever may read the traces can read it. What is learnt of them, kept below "
+    "--state-dir and handed to workers, lists token ids, pairs and triples that several sequences share (five; "
+    "--paths-shared-by of the predictor).",
 )
 
 

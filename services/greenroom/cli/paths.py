@@ -12,6 +12,7 @@ import click
 
 from greenroom.cli.option_stack import without
 from greenroom.cli.recorded_sources import Recorded, check_source, recorded_of, source_options, write_artifact
+from greenroom.core.artifacts.paths_file import LARGEST_VOCABULARY
 
 if TYPE_CHECKING:
     import numpy as np
@@ -57,7 +58,17 @@ def paths() -> None:
 )
 @click.option("--max-bytes", default="64MiB", show_default=True, help="What the tables may take.")
 @click.option(
-    "--vocabulary", type=click.IntRange(min=1), help="Token ids of the model.  [default: those of the traces]"
+    "--vocabulary",
+    type=click.IntRange(min=1, max=LARGEST_VOCABULARY),
+    help="Token ids of the model.  [default: those of the traces]",
+)
+@click.option(
+    "--least-sequences",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Leave out tokens, and pairs and triples of them, that fewer sequences have. At 1 whoever has the file can "
+    "read the traces' texts out of it; give 5 where they are other people's.",
 )
 @click.option("--seconds", type=click.FloatRange(min=0), help="Time that it may take.  [default: as long as it takes]")
 @click.option("--seed", type=int, default=0, show_default=True, help="The same sequences and seed give the same.")
@@ -70,6 +81,7 @@ def fit(
     form: str,
     max_bytes: str,
     vocabulary: int | None,
+    least_sequences: int,
     seconds: float | None,
     seed: int,
     **options: Any,
@@ -106,7 +118,7 @@ def fit(
         if trace.token is None:
             allowed = "routing with the tokens of its rows: an array token, or decode_tokens in a .meta.jsonl beside it"
             raise InvalidConfig("trace", "one without tokens", allowed)
-    chosen = FitOptions(held_out, parse_bytes(max_bytes, field="max-bytes"), vocabulary, seed, seconds)
+    chosen = FitOptions(held_out, parse_bytes(max_bytes, field="max-bytes"), vocabulary, seed, seconds, least_sequences)
     made = _fitted(form, recorded, files, known, chosen)
     write_artifact(made, out)
     click.echo(f"{out}: {_said(made)}")

@@ -105,8 +105,8 @@ def test_the_trace_s_own_tokens_come_before_those_beside_it(tmp_path: Path) -> N
         (([1, 2, 3], [], ["a", "b"]), "line 3: decode_tokens must be ids or texts in all lines, not ids and texts"),
         (([1, 2.5, 3], [], [4, 5]), "line 1: decode_tokens must be ids or texts in all lines, not float and ids"),
         (([1, True, 3], [], [4, 5]), "line 1: decode_tokens must be ids or texts in all lines, not bool and ids"),
-        (([1, 2, 3], [], [-4, 5]), "line 3: decode_tokens must be ids from 0 to 2147483647"),
-        (([1, 2**31, 3], [], [4, 5]), "line 1: decode_tokens must be ids from 0"),
+        (([1, 2, 3], [], [-4, 5]), "line 3: decode_tokens: row 0 must be an id from 0 to 16,777,215"),
+        (([1, 2**24, 3], [], [4, 5]), "line 1: decode_tokens: row 1 must be an id from 0"),
         (([1, 2, 3], None, [4, 5]), "line 2: decode_tokens must be a list"),
         (("abc", [], [4, 5]), "line 1: decode_tokens must be a list"),
     ],
@@ -144,7 +144,7 @@ def test_texts_survive_a_file_and_ids_beyond_what_is_known_are_refused(tmp_path:
     assert tokens_of(trace, 3) is trace.token
     with pytest.raises(TraceError, match="token of row 3 must lie below 2, the model's vocabulary"):
         tokens_of(trace, 2)
-    with pytest.raises(TraceError, match="token must be ids from 0"):
+    with pytest.raises(TraceError, match="token of row 2 must be an id from 0 to 16,777,215"):
         replace(trace, token=np.array([0, 1, -1, 2, 1]))
     with pytest.raises(TraceError, match="token_texts: there must be ids in token, from 0 to 2"):
         replace(trace, token=np.array([0, 1, 0, 3, 1]))

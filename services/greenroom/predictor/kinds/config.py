@@ -15,6 +15,8 @@ PATHS_FORMS: Final = (TABLES, T5, BEST)
 BACKBONES: Final = ("xlnet", "gpt2", "bert")
 LEAST_SEQUENCES: Final = 10
 """From fewer nothing is learnt."""
+SHARED_BY: Final = 5
+"""Sequences. What fewer have of their tokens in common is not told to who reads the artifact."""
 CAPACITY: Final = 100
 """Members of an EAMC that suffice (MoE-Infinity, Fig. 12: 100 to 110)."""
 
@@ -88,6 +90,8 @@ class BuildingConfig(MakingConfig):
     ``drift``: when an EAMC is rebuilt, of at most ``capacity`` members. ``reuse_after``: sequences of a model from
     which on the coefficients of `reuse` are fitted. ``reuse_again``: so many more, and they are fitted anew.
     ``paths_form``: how paths are foretold from tokens, by tables, by a T5, or by the better of both.
+    ``paths_shared_by``: tokens, and pairs and triples of them, are in what foretells paths only where so many sequences
+    have them, since those of fewer are somebody's text.
     """
 
     WORD: ClassVar[str] = "build"
@@ -97,11 +101,12 @@ class BuildingConfig(MakingConfig):
     reuse_after: int = 100
     reuse_again: int = 1000
     paths_form: str = TABLES
+    paths_shared_by: int = SHARED_BY
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.paths_form not in PATHS_FORMS:
             raise UnknownName("paths_form", self.paths_form, PATHS_FORMS)
-        self._check_numbers("capacity", "reuse_after", "reuse_again")
+        self._check_numbers("capacity", "reuse_after", "reuse_again", "paths_shared_by")
         if self.max_sequences < max(self.drift.after, self.reuse_after):
             self._refuse("max_sequences", self.max_sequences, "it is at least eamc_after and reuse_after")

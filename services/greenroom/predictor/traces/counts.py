@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from greenroom.core.artifacts.paths_file import LARGEST_VOCABULARY
 from greenroom.core.errors import GreenroomError
 from greenroom.core.messages import Trace
-from greenroom.core.messages.requests import LARGEST_TOKEN_ID
 from greenroom.predictor.traces.samples import Tokens
 
 Floats = npt.NDArray[np.float32]
@@ -83,7 +83,7 @@ def picks_of(trace: Trace) -> npt.NDArray[np.uint8 | np.uint16]:
 
 def tokens_of(trace: Trace) -> Tokens | None:
     """The id of each row's input, uint32[rows]; None where the worker does not tell them. Raises BadTrace where they
-    are not those of the rows. It does not say which: they are people's text."""
+    are not those of the rows, or no ids. It does not say what they are: they are people's text."""
     if not trace.tokens:
         return None
     dtype = np.dtype("<u4")
@@ -91,8 +91,8 @@ def tokens_of(trace: Trace) -> Tokens | None:
     if len(trace.tokens) != expected:
         raise BadTrace(f"{len(trace.tokens)} bytes of tokens, and {trace.rows} rows of uint32 are {expected}")
     tokens = np.frombuffer(trace.tokens, dtype)
-    if int(tokens.max()) > LARGEST_TOKEN_ID:
-        raise BadTrace(f"tokens beyond {LARGEST_TOKEN_ID}, which are no ids")
+    if (beyond := tokens >= LARGEST_VOCABULARY).any():
+        raise BadTrace(f"tokens: row {int(beyond.argmax())} must be an id below {LARGEST_VOCABULARY:,}")
     return tokens
 
 

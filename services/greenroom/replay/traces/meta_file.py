@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from greenroom.core.messages.requests import LARGEST_TOKEN_ID
+from greenroom.core.artifacts.paths_file import LARGEST_VOCABULARY
 from greenroom.policies.base.array_types import Counts
 from greenroom.replay.traces.trace_file import TraceError
 
@@ -82,8 +82,9 @@ def _inputs(tokens: object, rows: int, kinds: set[type], where: str) -> Sequence
     kinds.update(map(type, tokens))
     if not kinds <= {str} and not kinds <= {int}:
         raise TraceError(f"{where} must be ids or texts in all lines, not {' and '.join(sorted(_named(kinds)))}")
-    if kinds == {int} and tokens and not 0 <= min(tokens) <= max(tokens) <= LARGEST_TOKEN_ID:
-        raise TraceError(f"{where} must be ids from 0 to {LARGEST_TOKEN_ID}")
+    if kinds == {int} and tokens and not 0 <= min(tokens) <= max(tokens) < LARGEST_VOCABULARY:
+        row = next(place for place, one in enumerate(tokens) if not 0 <= one < LARGEST_VOCABULARY)
+        raise TraceError(f"{where}: row {row} must be an id from 0 to {LARGEST_VOCABULARY - 1:,}")
     return tokens[:rows]
 
 

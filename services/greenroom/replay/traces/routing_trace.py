@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from greenroom.core.artifacts.paths_file import LARGEST_VOCABULARY
 from greenroom.core.errors import InvalidConfig
-from greenroom.core.messages.requests import LARGEST_TOKEN_ID
 from greenroom.policies.base.array_types import Counts
 from greenroom.policies.base.events import Phase
 from greenroom.policies.base.expert_keys import Catalogue
@@ -220,8 +220,8 @@ class RoutingTrace:
             raise TraceError(f"top_k must lie from 0 to k, {k}")
         if self.phase is not None and tokens and int(self.phase.max()) > max(Phase):
             raise TraceError(f"phase must be one of {', '.join(f'{int(p)} ({p.name.lower()})' for p in Phase)}")
-        if self.token is not None and tokens and not 0 <= self.token.min() <= self.token.max() <= LARGEST_TOKEN_ID:
-            raise TraceError(f"token must be ids from 0 to {LARGEST_TOKEN_ID}")
+        if self.token is not None and (wrong := (self.token < 0) | (self.token >= LARGEST_VOCABULARY)).any():
+            raise TraceError(f"token of row {int(wrong.argmax())} must be an id from 0 to {LARGEST_VOCABULARY - 1:,}")
         if (texts := self.token_texts) is not None:
             if len(set(texts)) != len(texts):
                 raise TraceError("token_texts must be distinct")

@@ -73,9 +73,9 @@ def test_a_trace_that_contradicts_itself_is_refused(fields: dict[str, Any], says
 
 def test_tokens_are_those_of_the_rows() -> None:
     picks = np.zeros((2, 1, 1), int)
-    told = tokens_of(trace(picks, 8, tokens=np.array([7, 2**31 - 1], "<u4").tobytes()))
+    told = tokens_of(trace(picks, 8, tokens=np.array([7, 2**24 - 1], "<u4").tobytes()))
     assert told is not None
-    assert told.tolist() == [7, 2**31 - 1]
+    assert told.tolist() == [7, 2**24 - 1]
     assert tokens_of(trace(picks, 8)) is None
 
 
@@ -84,7 +84,8 @@ def test_tokens_are_those_of_the_rows() -> None:
     [
         (np.array([111, 222, 333], "<u4").tobytes(), "12 bytes of tokens, and 2 rows of uint32 are 8"),
         (b"\0" * 7, "7 bytes of tokens"),
-        (np.array([111, 2**31], "<u4").tobytes(), "tokens beyond 2147483647, which are no ids"),
+        (np.array([111, 2**24], "<u4").tobytes(), "tokens: row 1 must be an id below 16,777,216"),
+        (np.array([2**31, 222], "<u4").tobytes(), "tokens: row 0 must be an id"),
     ],
 )
 def test_other_tokens_than_the_rows_are_refused_and_not_told(tokens: bytes, says: str) -> None:

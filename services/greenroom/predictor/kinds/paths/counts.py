@@ -48,6 +48,14 @@ def tokens_back(places: Counts, seq_starts: Counts, back: int) -> Counts:
     return found
 
 
+def in_sequences(codes: Counts, sequence: Counts) -> Counts:
+    """``[T]``: in how many sequences there is a row of the same code. ``sequence``: which one each row is of."""
+    distinct, place = np.unique(codes, return_inverse=True)
+    many = int(sequence.max(initial=0)) + 1
+    pairs = np.unique(place * many + sequence)
+    return np.bincount(pairs // many, minlength=len(distinct))[place].astype(np.int64)
+
+
 class Grouped:
     """The learnt rows by a number that each has: sums over the rows of each group."""
 
@@ -67,24 +75,32 @@ class Grouped:
 
 
 class GramCounts:
-    """One of ``GRAMS`` over a trace. ``codes``: of its rows, ascending. ``place[T]``: which of them is of each row of
-    the trace, -1: none.
+    """One of ``GRAMS`` over a trace. ``codes``: of its rows, ascending, those alone that enough sequences share.
+    ``rare``: how many others there are. ``place[T]``: which of them foretells each row of the trace, -1: none.
     """
 
-    def __init__(self, name: str, back: Counts, tokens: int, learnt: Mask, sequence: Counts) -> None:
+    def __init__(
+        self, name: str, back: Counts, tokens: int, learnt: Mask, sequence: Counts, least_sequences: int = 1
+    ) -> None:
         """``back[T, 3]``: the places of each row's token and the two before it, -1 where there is none."""
         self.name = name
         columns = back[:, GRAMS[name]]
         known = (columns >= 0).all(axis=1)
         codes = codes_of(np.maximum(columns, 0), tokens)
         rows = np.flatnonzero(learnt & known)
-        self._all = Grouped(rows, codes[rows])
+        shared_by = in_sequences(codes[rows], sequence[rows])
+        kept = rows[shared_by >= least_sequences]
+        self.rare = len(np.unique(codes[rows[shared_by < least_sequences]]))
+        self._all = Grouped(kept, codes[kept])
         self.codes, self.counts = self._all.codes, self._all.counts
-        self.place = np.where(known, looked_up(self.codes, codes), -1)
+        place = np.where(known, looked_up(self.codes, codes), -1)
         many = int(sequence.max(initial=0)) + 1
-        of_sequence = self.place * many + sequence
-        self._own = Grouped(rows, of_sequence[rows])
-        self._own_place = np.where(learnt & known, looked_up(self._own.codes, of_sequence), -1)
+        of_sequence = place * many + sequence
+        self._own = Grouped(kept, of_sequence[kept])
+        foretold = place >= 0
+        foretold[rows[shared_by <= least_sequences]] = False  # without their own, other sequences are too few
+        self.place = np.where(foretold, place, -1)
+        self._own_place = np.where(learnt & foretold, looked_up(self._own.codes, of_sequence), -1)
         places = np.zeros((len(self.codes), len(GRAMS[name])), dtype=np.uint32)
         rest = self.codes.copy()
         for column in reversed(range(places.shape[1])):

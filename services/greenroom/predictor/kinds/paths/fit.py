@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from greenroom.core.artifacts.paths_file import PathsFile
+from greenroom.core.artifacts.paths_file import LARGEST_VOCABULARY, PathsFile
 from greenroom.core.artifacts.paths_forms.tables import (
     ALONE,
     BACKS_OFF_TO,
@@ -29,7 +29,7 @@ from greenroom.core.artifacts.paths_forms.tables import (
 from greenroom.core.artifacts.reuse_file import ReuseFile
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.units import MIB
-from greenroom.policies.base.array_types import Mask
+from greenroom.policies.base.array_types import Counts, Mask
 from greenroom.policies.base.events import Phase
 from greenroom.predictor.kinds.fit_time import FitTime
 from greenroom.predictor.kinds.path.fit import sequence_logits
@@ -38,6 +38,7 @@ from greenroom.predictor.kinds.paths.counts import (
     GramCounts,
     Rows,
     backed_off,
+    in_sequences,
     logit,
     looked_up,
     same_before,
@@ -72,8 +73,10 @@ _BEGIN_PAST: Final = 0.5
 class FitOptions:
     """``held_out``: the share of the sequences that are not learnt from, the last ones, at least one. ``max_bytes``:
     what the tables may take; the most frequent are kept, of single tokens first. ``vocabulary``: how many ids the model
-    knows; None: as many as the trace tells. ``seconds``: in which all of it is to be done, layers for which time runs
+    knows; None: as many as the tables tell. ``seconds``: in which all of it is to be done, layers for which time runs
     short by weights of another model; None: as long as it takes. ``seed``: which rows are weighed by.
+    ``least_sequences``: a token, pair or triple that fewer sequences have is in no table and in no list, since those
+    that one sequence alone has are its text. Raises InvalidConfig.
     """
 
     held_out: float = 0.1
@@ -81,6 +84,13 @@ class FitOptions:
     vocabulary: int | None = None
     seed: int = 0
     seconds: float | None = None
+    least_sequences: int = 1
+
+    def __post_init__(self) -> None:
+        if self.vocabulary is not None and not 1 <= self.vocabulary <= LARGEST_VOCABULARY:
+            raise InvalidConfig("vocabulary", self.vocabulary, f"a number of token ids, 1 to {LARGEST_VOCABULARY:,}")
+        if self.least_sequences < 1:
+            raise InvalidConfig("least_sequences", self.least_sequences, "a number of sequences from 1")
 
 
 def fit(
@@ -96,13 +106,12 @@ def fit(
     """
     began, options = time.monotonic(), options or FitOptions()
     tokens_of(trace, options.vocabulary)
-    vocabulary = options.vocabulary or vocabulary_of(trace)
     widths = tuple(trace.experts_per_layer.tolist())
     if reuse.experts_per_layer != widths:
         raise InvalidConfig("reuse", reuse.shape, f"coefficients of the traced model, {trace.layers} layers")
     trace = trace.part(_first_sequence(trace))
     learnt = sequences_to_learn_from(trace, options.held_out, least=LEAST_TOKENS)
-    samples = _Samples(trace, int(trace.seq_starts[learnt]), options.seed)
+    samples = _Samples(trace, int(trace.seq_starts[learnt]), options.seed, options.least_sequences)
     chosen = _chosen(samples.grams, options.max_bytes, sum(widths))
     left = None if options.seconds is None else options.seconds - (time.monotonic() - began)
     time_left = FitTime(left, trace.layers)
@@ -129,15 +138,17 @@ def fit(
         experts_per_layer=widths,
         sequences=trace.sequences,
         form=TABLES,
-        vocabulary=vocabulary,
+        vocabulary=options.vocabulary or _vocabulary(trace, samples.known),
         tensors=tensors,
         report={
             "tokens": samples.learnt_rows,
             "held_out_tokens": trace.tokens - samples.learnt_rows,
             "known_tokens": len(samples.known),
+            "least_sequences": options.least_sequences,
+            "rare_tokens": samples.rare,
             "numbered_texts": texts_digest(trace),
             "rows": {name: len(chosen[name]) for name in GRAMS},
-            "left_out": {name: len(gram.codes) - len(chosen[name]) for name, gram in samples.grams.items()},
+            "left_out": {name: samples.distinct(name) - len(chosen[name]) for name in GRAMS},
             "recall": {
                 name: round(float(sum(one.found[name] for one in layers) / max(1, sum(one.picks for one in layers))), 4)
                 for name in layers[0].found
@@ -145,6 +156,11 @@ def fit(
             "seconds": round(time.monotonic() - began, 1),
         },
     )
+
+
+def _vocabulary(trace: RoutingTrace, known: Counts) -> int:
+    """As far as what is kept tells; of numbered texts all of them and the unknown token."""
+    return vocabulary_of(trace) if trace.token_texts is not None else int(known.max(initial=0)) + 1
 
 
 def _first_sequence(trace: RoutingTrace) -> int:
@@ -158,17 +174,21 @@ def _first_sequence(trace: RoutingTrace) -> int:
 class _Samples:
     """Rows of a trace as what is learnt from and what is held out."""
 
-    def __init__(self, trace: RoutingTrace, learnt_rows: int, seed: int) -> None:
+    def __init__(self, trace: RoutingTrace, learnt_rows: int, seed: int, least_sequences: int) -> None:
         self.trace, self.learnt_rows = trace, learnt_rows
         ids = tokens_of(trace)
         if trace.token_texts is not None:
             ids = np.where(ids < len(trace.token_texts), ids, -1)
         learnt = np.arange(trace.tokens) < learnt_rows
-        self.known = np.unique(ids[learnt & (ids >= 0)])[:LARGEST_KNOWN]
+        sequence = np.repeat(np.arange(trace.sequences), np.diff(trace.seq_starts))
+        rows = np.flatnonzero(learnt & (ids >= 0))
+        shared = in_sequences(ids[rows], sequence[rows]) >= least_sequences
+        self.known, self.rare = np.unique(ids[rows[shared]])[:LARGEST_KNOWN], len(np.unique(ids[rows[~shared]]))
         places = looked_up(self.known, ids)
         back = np.stack([tokens_back(places, trace.seq_starts, one) for one in range(3)], axis=1)
-        sequence = np.repeat(np.arange(trace.sequences), np.diff(trace.seq_starts))
-        self.grams = {name: GramCounts(name, back, len(self.known), learnt, sequence) for name in GRAMS}
+        self.grams = {
+            name: GramCounts(name, back, len(self.known), learnt, sequence, least_sequences) for name in GRAMS
+        }
         self.same = same_before(ids, trace.seq_starts)
         rows = np.flatnonzero(learnt)
         if trace.phase is not None:
@@ -178,6 +198,11 @@ class _Samples:
         some = np.random.default_rng(seed).permutation(len(rows))[:most]
         self.weighed: Rows = np.sort(rows[some])
         self.held_out: Rows = np.arange(learnt_rows, trace.tokens)
+
+    def distinct(self, name: str) -> int:
+        """How many rows a table would have, of pairs and triples those of the known tokens."""
+        gram = self.grams[name]
+        return len(gram.codes) + gram.rare + (self.rare if len(GRAMS[name]) == 1 else 0)
 
     def picked(self, layer: int) -> Array:
         """``[T, experts of the layer]``: 1 where the row was routed."""

@@ -33,8 +33,8 @@ def fit_form(
     network: T5Options | None = None,
     on_share: Callable[[float], object] = lambda _: None,
 ) -> PathsFile:
-    """``form``: one of ``PATHS_FORMS``. ``prompts`` and ``network``: see ``fit_t5``; ``held_out``, ``seed`` and
-    ``seconds`` are those of ``options``. ``on_share`` is told which share is done.
+    """``form``: one of ``PATHS_FORMS``. ``prompts`` and ``network``: see ``fit_t5``; ``held_out``, ``seed``,
+    ``seconds`` and ``least_sequences`` are those of ``options``. ``on_share`` is told which share is done.
 
     The report of the better one says what the other foresees: ``other_recall``. Raises InvalidConfig, TraceError.
     """
@@ -63,7 +63,10 @@ def _network(
     from greenroom.predictor.kinds.paths.t5_training import T5Options, fit_t5
 
     tokens_of(trace, options.vocabulary)
-    asked = replace(network or T5Options(), held_out=options.held_out, seed=options.seed, seconds=options.seconds)
+    asked = replace(
+        network or T5Options(), held_out=options.held_out, seed=options.seed, seconds=options.seconds,
+        least_sequences=options.least_sequences,
+    )  # fmt: skip
     return fit_t5(trace, prompts, asked, reuse=reuse, on_progress=on_share)
 
 

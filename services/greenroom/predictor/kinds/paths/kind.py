@@ -32,10 +32,11 @@ class PathsKind(FittedToPicks[PathsFile]):
         return next((name for name in wanted if importlib.util.find_spec(name) is None), None)
 
     def options(self) -> Mapping[str, Any]:
-        return {**super().options(), "form": self._config.paths_form}
+        return {**super().options(), "form": self._config.paths_form, "least_sequences": self._config.paths_shared_by}
 
     def make(self, job: Job) -> PathsFile:
-        asked = PathsKind(replace(self._config, paths_form=str(job.options["form"])))
+        form, shared_by = str(job.options["form"]), int(job.options["least_sequences"])
+        asked = PathsKind(replace(self._config, paths_form=form, paths_shared_by=shared_by))
         return super(PathsKind, asked).make(job)
 
     def fit(self, trace: RoutingTrace, *, seed: int, seconds: float) -> PathsFile:
@@ -46,4 +47,5 @@ class PathsKind(FittedToPicks[PathsFile]):
 
         own, rest = REUSE_SHARE * seconds, (1 - REUSE_SHARE) * seconds
         reuse = fit_reuse(trace, ReuseOptions(seed=seed, seconds=own))
-        return fit_form(self._config.paths_form, trace, reuse, FitOptions(seed=seed, seconds=rest))
+        options = FitOptions(seed=seed, seconds=rest, least_sequences=self._config.paths_shared_by)
+        return fit_form(self._config.paths_form, trace, reuse, options)

@@ -13,6 +13,7 @@ from torch import Tensor
 from greenroom.core.artifacts.paths_forms.t5 import FIRST_TOKEN, UNKNOWN
 from greenroom.core.errors import InvalidConfig
 from greenroom.policies.base.events import Phase
+from greenroom.predictor.kinds.paths.counts import in_sequences
 from greenroom.predictor.kinds.paths.t5_past import foreseen
 from greenroom.replay.traces.routing_trace import RoutingTrace
 from greenroom.replay.traces.token_numbers import tokens_of
@@ -46,7 +47,7 @@ class TokenSamples:
         self, trace: RoutingTrace, tokens: NDArray[np.int64], rows: NDArray[np.int64], prompts: list[NDArray[np.int64]]
     ) -> None:
         self.tokens = tokens
-        self.vocabulary = int(tokens[-1]) + 1
+        self.vocabulary = int(tokens.max(initial=0)) + 1
         self._rows, self._prompts, self._starts = rows, prompts, trace.seq_starts
         self._experts, self._widths = trace.experts, trace.experts_per_layer
         self._first = np.concatenate(([0], np.cumsum(self._widths)[:-1]))
@@ -55,13 +56,22 @@ class TokenSamples:
 
     @classmethod
     def of(
-        cls, trace: RoutingTrace, prompts: Sequence[NDArray[np.integer]] | None, longest_prompt: int, learnt: int
+        cls,
+        trace: RoutingTrace,
+        prompts: Sequence[NDArray[np.integer]] | None,
+        longest_prompt: int,
+        learnt: int,
+        least_sequences: int = 1,
     ) -> TokenSamples:
-        """Raises TraceError where the trace has no tokens, InvalidConfig for other prompts than sequences."""
+        """Tokens that fewer than ``least_sequences`` of the ``learnt`` sequences have are not known. Raises
+        TraceError where the trace has no tokens, InvalidConfig for other prompts than sequences.
+        """
         ids = tokens_of(trace)
         if prompts is not None and len(prompts) != trace.sequences:
             raise InvalidConfig("prompts", len(prompts), f"one for each of {trace.sequences} sequences")
-        tokens = _known(ids[: int(trace.seq_starts[learnt])], int(trace.experts_per_layer.sum()))
+        some = ids[: int(trace.seq_starts[learnt])]
+        shared_by = in_sequences(some, np.repeat(np.arange(learnt), np.diff(trace.seq_starts[: learnt + 1])))
+        tokens = _known(some[shared_by >= least_sequences], int(trace.experts_per_layer.sum()))
         found = [] if prompts is None else [np.asarray(one, dtype=np.int64) for one in prompts]
         if prompts is None:
             asked = np.zeros(trace.tokens, bool) if trace.phase is None else trace.phase != Phase.DECODE

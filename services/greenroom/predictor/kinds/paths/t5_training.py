@@ -46,6 +46,7 @@ class T5Options:
     as if it were not known, and ``unprompted`` of the pieces as if their prompt were not. ``believed_after``: see
     ``counted_start``. ``held_out``: the share of the sequences that are not learnt from, the last ones. ``weighed``:
     the share of the others by which the network is weighed against the past, and which it does not learn from.
+    ``least_sequences``: a token that fewer sequences have is not listed, and learnt from as one that is not known.
     ``seconds``: in which it is to be done; the rate of learning has then fallen to 0, whatever was seen.
     """
 
@@ -61,6 +62,7 @@ class T5Options:
     believed_after: float = 2.0
     held_out: float = 0.1
     weighed: float = 0.1
+    least_sequences: int = 1
     seed: int = 0
     seconds: float | None = None
 
@@ -89,7 +91,7 @@ def fit_t5(
     measured = learnt = sequences_to_learn_from(trace, options.held_out, least=LEAST_TOKENS)
     if reuse is not None:
         learnt = sequences_to_learn_from(trace.part(0, measured), options.weighed, least=LEAST_TOKENS)
-    samples = TokenSamples.of(trace, prompts, options.shape.prompt, learnt)
+    samples = TokenSamples.of(trace, prompts, options.shape.prompt, learnt, options.least_sequences)
     random = np.random.default_rng(options.seed)
     before = torch.get_rng_state()
     torch.manual_seed(options.seed)
@@ -119,6 +121,7 @@ def fit_t5(
             "epochs": len(recalls) - 1,
             "parameters": sum(one.numel() for one in network.parameters()),
             "known_tokens": len(samples.tokens),
+            "least_sequences": options.least_sequences,
             "tokens": int(trace.seq_starts[learnt]),
             "held_out_tokens": trace.tokens - int(trace.seq_starts[measured]),
             "recall": {name: round(one, 4) for name, one in recall.items()},

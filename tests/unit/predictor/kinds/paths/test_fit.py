@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from greenroom.core.artifacts.paths_file import LARGEST_VOCABULARY, PathsFile
 from greenroom.core.artifacts.paths_forms.tables import GRAMS, MODES, feature_names
 from greenroom.core.artifacts.reuse_file import ReuseFile
 from greenroom.core.errors import InvalidConfig
@@ -125,6 +126,75 @@ def test_a_text_that_is_numbered_as_unknown_is_in_no_table() -> None:
     made = fit(replace(trace, token_texts=texts), knows_nothing())
     assert made.tensors["tokens"].tolist() == list(range(TOKENS - 1))
     assert made.vocabulary == TOKENS
+
+
+def with_a_secret(sequences: int) -> RoutingTrace:
+    """So many of 40 sequences begin with ids 100 to 109; all have tokens 0 to 9, in orders of their own."""
+    trace = spoken(40, 30)
+    assert trace.token is not None
+    token = trace.token.reshape(40, 30).copy()
+    token[10 : 10 + sequences, :10] = 100 + np.arange(10)
+    return replace(trace, token=token.ravel())
+
+
+def ids_in(made: PathsFile) -> dict[str, set[tuple[int, ...]]]:
+    tokens = made.tensors["tokens"]
+    return {name: {tuple(row) for row in tokens[made.tensors[f"{name}.keys"]].tolist()} for name in GRAMS}
+
+
+def test_what_fewer_sequences_share_is_in_no_table_and_no_list() -> None:
+    trace = with_a_secret(4)
+    leaking = fit(trace, knows_nothing())
+    assert (100, 101, 102) in ids_in(leaking)["triple"], "whoever has the file reads the text"
+    made = fit(trace, knows_nothing(), FitOptions(least_sequences=5))
+    assert made.tensors["tokens"].tolist() == list(range(TOKENS))
+    assert (made.vocabulary, made.report["rare_tokens"], made.report["least_sequences"]) == (TOKENS, 10, 5)
+    assert trace.token is not None
+    rows = trace.token.reshape(40, 30)[:36].tolist()
+    for name, offsets in GRAMS.items():
+        for ids in ids_in(made)[name]:
+            found = (any(_at(row, place, offsets) == ids for place in range(30)) for row in rows)
+            assert sum(found) >= 5, f"{name} {ids}"
+    assert ids_in(made)["triple"], "some are shared by enough"
+    assert made.report["left_out"]["token"] == 10
+    assert made.report["left_out"]["triple"] > leaking.report["left_out"]["triple"] == 0
+    shared = fit(with_a_secret(5), knows_nothing(), FitOptions(least_sequences=5))
+    assert (100, 101, 102) in ids_in(shared)["triple"]
+    assert shared.vocabulary == 110
+
+
+def _at(row: list[int], place: int, offsets: tuple[int, ...]) -> tuple[int, ...] | None:
+    return tuple(row[place - back] for back in offsets) if place >= max(offsets) else None
+
+
+def test_where_nothing_is_shared_the_tables_are_empty_and_still_foretell() -> None:
+    trace = spoken(40, 30)
+    lone = replace(trace, token=np.arange(trace.tokens))
+    made = PathsFile.parse(fit(lone, knows_nothing(), FitOptions(least_sequences=2)).dump())
+    assert (len(made.tensors["tokens"]), made.vocabulary, made.report["rare_tokens"]) == (0, 1, 36 * 30)
+    found = TokenTables(made, trace.catalogue()).chances(np.zeros(2, int), np.arange(2), np.array([3, 900]))
+    assert np.isfinite(found).all()
+
+
+def test_one_sequences_odd_id_does_not_make_the_vocabulary_larger() -> None:
+    trace = spoken(40, 30)
+    assert trace.token is not None
+    token = trace.token.copy()
+    token[7] = LARGEST_VOCABULARY - 1
+    odd = replace(trace, token=token)
+    assert fit(odd, knows_nothing(), FitOptions(least_sequences=2)).vocabulary == TOKENS
+    assert fit(odd, knows_nothing()).vocabulary == LARGEST_VOCABULARY
+    token[-1], token[7] = 5000, 0
+    assert fit(odd, knows_nothing()).vocabulary == TOKENS, "held out, so it is in no table"
+    assert fit(odd, knows_nothing(), FitOptions(vocabulary=9000)).vocabulary == 9000
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("vocabulary", LARGEST_VOCABULARY + 1), ("vocabulary", 0), ("least_sequences", 0)]
+)
+def test_options_that_no_file_can_have_are_refused_before_anything_is_fitted(field: str, value: int) -> None:
+    with pytest.raises(InvalidConfig, match=field):
+        FitOptions(**{field: value})
 
 
 def test_what_can_not_be_learnt_from_is_refused_by_name() -> None:
