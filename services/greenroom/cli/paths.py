@@ -193,14 +193,13 @@ def _prompts(
     """Of all sequences, where files tell them as texts; None: rows of the trace are all that is known of them."""
     from greenroom.predictor.kinds.paths.prompt_texts import prompts_beside, prompts_of
     from greenroom.replay.traces.held_out import sequences_to_learn_from
-    from greenroom.replay.traces.token_numbers import texts_of
 
     if trace.token_texts is None:
         return None
     found: list[str] = []
     for path, one in zip(files, recorded.traces, strict=True):
         found += prompts_beside(path, one.sequences) or [""] * one.sequences
-    return prompts_of(texts_of(trace, sequences_to_learn_from(trace, held_out, least=0)), found)
+    return prompts_of(trace, sequences_to_learn_from(trace, held_out, least=0), found)
 
 
 def _said(found: PathsFile) -> str:
