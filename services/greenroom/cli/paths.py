@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from greenroom.cli.numbers import SEED, NumberRange
 from greenroom.cli.option_stack import without
 from greenroom.cli.recorded_sources import Recorded, check_source, recorded_of, source_options, write_artifact
 
@@ -43,7 +44,7 @@ def paths() -> None:
 )
 @click.option(
     "--held-out",
-    type=click.FloatRange(min=0, max=0.9, min_open=True),
+    type=NumberRange(min=0, max=0.9, min_open=True),
     default=0.1,
     show_default=True,
     help="The share of the sequences that are not learnt from, the last ones. The report is about them.",
@@ -59,8 +60,8 @@ def paths() -> None:
 @click.option(
     "--vocabulary", type=click.IntRange(min=1), help="Token ids of the model.  [default: those of the traces]"
 )
-@click.option("--seconds", type=click.FloatRange(min=0), help="Time that it may take.  [default: as long as it takes]")
-@click.option("--seed", type=int, default=0, show_default=True, help="The same sequences and seed give the same.")
+@click.option("--seconds", type=NumberRange(min=0), help="Time that it may take.  [default: as long as it takes]")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="The same sequences and seed give the same.")
 @without("reuse")
 @source_options
 def fit(
