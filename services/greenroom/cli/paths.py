@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,6 +96,7 @@ def fit(
     from greenroom.core.errors import InvalidConfig
     from greenroom.core.units import parse_bytes
     from greenroom.predictor.kinds.paths.fit import FitOptions
+    from greenroom.replay.traces.token_numbers import texts_digest
 
     if (named := options["named"]) is not None and named.endswith(".npz"):
         options["traces"], options["named"] = (Path(named), *options["traces"]), None
@@ -103,14 +104,17 @@ def fit(
     known = None if reuse is None else ReuseFile.read(reuse)  # refused before the prompts have run
     files: tuple[Path, ...] = options["traces"]
     recorded = recorded_of(options, tokens=True)
-    for trace in recorded.traces:
+    for number, trace in enumerate(recorded.traces):
         if trace.token is None:
+            of = f"{files[number]}, " if files else ""
             allowed = "routing with the tokens of its rows: an array token, or decode_tokens in a .meta.jsonl beside it"
-            raise InvalidConfig("trace", "one without tokens", allowed)
+            raise InvalidConfig("trace", f"{of}one without tokens", allowed)
     chosen = FitOptions(held_out, parse_bytes(max_bytes, field="max-bytes"), vocabulary, seed, seconds)
     made = _fitted(form, recorded, files, known, chosen)
     write_artifact(made, out)
     click.echo(f"{out}: {_said(made)}")
+    if made.numbered_texts and made.numbered_texts not in map(texts_digest, recorded.traces):
+        click.echo("  The texts of several traces are numbered together: it is for replays of none of them alone.")
 
 
 @paths.command()
@@ -130,18 +134,17 @@ def show(file: Path, as_json: bool) -> None:
         click.echo(
             json.dumps(
                 {
+                    **found.report,
                     "model": found.model, "sequences": found.sequences, "experts_per_layer": found.experts_per_layer,
                     "version": found.version, "created_ms": found.created_ms, "form": found.form,
-                    "vocabulary": found.vocabulary, **found.report,
+                    "vocabulary": found.vocabulary,
                 }
             )
         )  # fmt: skip
         return
     click.echo(f"{file}: {_said(found)}")
-    for name, rows in found.report.get("rows", {}).items():
-        click.echo(f"  {name.replace('_', ' ')}: {rows:,} rows, {found.report['left_out'][name]:,} left out")
-    for name, recall in found.report.get("recall", {}).items():
-        click.echo(f"  picks foreseen, held out, by {_KNOWING[name]}: {recall:.1%}")
+    for line in _reported(found.report):
+        click.echo(f"  {line}")
 
 
 _KNOWING = {
@@ -152,6 +155,30 @@ _KNOWING = {
     "past": "these and the sequence's past",
     "picks": "these and the picks of its earlier rows",
 }
+
+
+def _reported(report: Mapping[str, Any]) -> Iterator[str]:
+    """Of whatever report a file has: it is free JSON, which nothing checks."""
+    left_out = _named(report, "left_out")
+    for name, rows in _named(report, "rows").items():
+        yield f"{name.replace('_', ' ')}: {_count(rows)} rows, {_count(left_out.get(name))} left out"
+    for name, recall in _named(report, "recall").items():
+        yield f"picks foreseen, held out, by {_KNOWING.get(name, name)}: {_share(recall)}"
+    for name, recall in _named(report, "other_recall").items():
+        yield f"the other form, {report.get('other')}, foresees by {_KNOWING.get(name, name)}: {_share(recall)}"
+
+
+def _named(report: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = report.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _count(number: object) -> str:
+    return f"{number:,}" if isinstance(number, int) else "an unknown number of"
+
+
+def _share(number: object) -> str:
+    return f"{number:.1%}" if isinstance(number, int | float) and 0 <= number <= 1 else "unknown"
 
 
 def _fitted(
@@ -208,4 +235,5 @@ def _said(found: PathsFile) -> str:
 
     of = f" of {found.model}" if found.model else ""
     size = sum(one.nbytes for one in found.tensors.values())
-    return f"{found.form}, {format_bytes(size)}, fitted to {found.sequences} sequences{of}, {found.shape}"
+    only = ", of numbered texts: for replays of the trace that it was made of only" if found.numbered_texts else ""
+    return f"{found.form}, {format_bytes(size)}, fitted to {found.sequences} sequences{of}, {found.shape}{only}"

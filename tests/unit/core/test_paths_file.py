@@ -97,6 +97,12 @@ def test_only_a_few_averages_over_earlier_tokens_are_kept(rates: int, allowed: b
             replace(file, tensors=tensors)
 
 
+@pytest.mark.parametrize("report", [[], None, "told", 7])
+def test_a_report_that_is_none_is_refused(report: Any) -> None:
+    with pytest.raises(InvalidConfig, match="report"):
+        replace(made(), report=report)
+
+
 def test_what_is_missing_or_unknown_is_named() -> None:
     file = made()
     without = {name: one for name, one in file.tensors.items() if name != "triple.keys"}
