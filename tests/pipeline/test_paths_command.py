@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 
 from greenroom.core.artifacts.paths_file import PathsFile
 from greenroom.replay import RoutingTrace
+from tests.paths_files import empty_tables
 from tests.pipeline.commands import complaint_of
 from tests.pipeline.commands import output_of as run
 
@@ -91,3 +95,42 @@ def test_a_t5_is_fitted_with_the_prompts_beside_the_trace_and_the_better_of_both
     figures = json.loads(run("paths", "show", out, "--json"))
     assert max(figures["recall"].values()) >= max(figures["other_recall"].values())
     assert {figures["form"], figures["other"]} == {"tables", "t5"}
+    assert f"the other form, {figures['other']}, foresees by" in run("paths", "show", out)
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        {"rows": {"token": 1}},
+        {"rows": [], "left_out": 3, "recall": None},
+        {"rows": {"token": "a"}, "left_out": {"token": None}, "recall": {"crystal_ball": 0.5, "token": "a"}},
+        {"recall": {"token": 10**400, "past": float("nan")}, "other_recall": {"x": 1}, "model": "told"},
+    ],
+)
+def test_whatever_is_reported_is_shown(tmp_path: Path, report: dict[str, Any]) -> None:
+    file = replace(empty_tables((4, 3)), report=report, model="m")
+    file.write(tmp_path / "p.safetensors")
+    assert "of m, 2 layers" in run("paths", "show", str(tmp_path / "p.safetensors"))
+    assert json.loads(run("paths", "show", str(tmp_path / "p.safetensors"), "--json"))["model"] == "m"
+
+
+def test_a_file_of_numbered_texts_says_what_it_is_for_and_the_trace_without_tokens_is_named(tmp_path: Path) -> None:
+    out, reuse = str(tmp_path / "p.safetensors"), str(tmp_path / "r.safetensors")
+    texts, others = (spoken(tmp_path / f"{seed}.npz", seed=seed, written="texts") for seed in (0, 1))
+    ids, none = spoken(tmp_path / "ids.npz", seed=0), spoken(tmp_path / "none.npz", seed=0, written="nothing")
+    run("reuse", "fit", "--trace", texts, "--averages-only", "--out", reuse)
+    fit = ("paths", "fit", "--reuse", reuse, "--out", out, "--trace")
+    only, alone = "of numbered texts: for replays of the trace that it was made of only", "of none of them alone"
+    said = run(*fit, texts)
+    assert only in said
+    assert alone not in said
+    assert only in run("paths", "show", out)
+    said = run(*fit, others, "--trace", texts)
+    assert alone not in said, "the first has all texts, so the numbers are its own"
+    rare = spoken(tmp_path / "rare.npz", seed=2, written="texts")
+    meta = (tmp_path / "rare.meta.jsonl").read_text()
+    (tmp_path / "rare.meta.jsonl").write_text(meta.replace('"t3"', '"u3"'))
+    assert alone in run(*fit, texts, "--trace", rare)
+    assert only not in run(*fit, ids)
+    said = run(*fit, ids, "--trace", none, status=1)
+    assert "none.npz, one without tokens" in said

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from greenroom.cli.numbers import SEED
 from greenroom.cli.progress_bars import progress_bars
 from greenroom.demo.board.component_types import TYPES
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Of so many types of components, each with an expert; and what these share.",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="The same draws the same.")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="The same draws the same.")
 @click.option("--quick", is_flag=True, help="Less of all, in a tenth of the time: to see that it runs.")
 @click.option("--bundled", is_flag=True, help="Take the experts that come with the package; train none.")
 @click.option(

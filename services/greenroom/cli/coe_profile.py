@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from greenroom import __version__
+from greenroom.cli.numbers import SEED, NumberRange
 from greenroom.cli.progress_bars import progress_bars
 from greenroom.core.coe_profile import PROFILE_FILE
 
@@ -56,7 +57,7 @@ _MOST_EXECUTORS = 8
 )
 @click.option(
     "--first-window",
-    type=click.FloatRange(min=0, min_open=True, max=100),
+    type=NumberRange(min=0, min_open=True, max=100),
     default=15.0,
     show_default=True,
     help="The decay window's initial size, in percent of the experts that fit.",
@@ -74,9 +75,7 @@ _MOST_EXECUTORS = 8
     is_flag=True,
     help="Serve the points that matter with the real engine too, to judge the replay by. Takes a minute more.",
 )
-@click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="What all that is drawn follows."
-)
+@click.option("--seed", type=SEED, default=0, show_default=True, help="What all that is drawn follows.")
 @click.option(
     "--dtype",
     default="auto",

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from greenroom.cli.numbers import NumberRange
 from greenroom.demo import bundled_model_path
 
 
@@ -22,7 +23,7 @@ def demo() -> None:
 @demo.command()
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.option(
-    "--expert-mib", type=click.FloatRange(min=0.01), default=11, show_default=True, help="Size of an expert at least."
+    "--expert-mib", type=NumberRange(min=0.01), default=11, show_default=True, help="Size of an expert at least."
 )
 def widen(directory: Path, expert_mib: float) -> None:
     """Write the bundled model with its experts zero-padded to a real size into DIRECTORY.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from greenroom.cli.numbers import SEED
 from greenroom.cli.recorded_sources import Recorded, check_source, recorded_of, source_options, write_artifact
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def eamc() -> None:
 @click.option(
     "--capacity", type=click.IntRange(min=1), default=100, show_default=True, help="Most members of the collection."
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="The same sequences and seed choose the same.")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="The same sequences and seed choose the same.")
 @source_options
 def build(out: Path, capacity: int, seed: int, **options: Any) -> None:
     """Choose, of many sequences' expert activation matrices, those that stand for all of them.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from greenroom.cli.numbers import SEED
 from greenroom.cli.recorded_sources import check_source, recorded_of, source_options, write_artifact
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def expert_mlp() -> None:
     help="Layers of tokens to learn from.",
 )
 @click.option("--epochs", type=click.IntRange(min=1), default=6, show_default=True, help="Passes over them.")
-@click.option("--seed", type=int, default=0, show_default=True, help="The same sequences and seed give the same.")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="The same sequences and seed give the same.")
 @source_options
 def fit(out: Path, samples: int, epochs: int, seed: int, **options: Any) -> None:
     """Train DuoServe-MoE's ExpertMLP, as printed, on many sequences' routing.

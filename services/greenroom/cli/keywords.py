@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from greenroom.cli.numbers import SEED, NumberRange
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.files import write_whole
 
@@ -37,7 +38,7 @@ def keywords() -> None:
 @click.option("--start", help="Keywords to begin with: a file, or `shipped` for those that come with greenroom.")
 @click.option(
     "--held-out",
-    type=click.FloatRange(0, 0.9),
+    type=NumberRange(0, 0.9),
     default=0.2,
     show_default=True,
     help="Share of the prompts that nothing is learnt from.",
@@ -45,7 +46,7 @@ def keywords() -> None:
 @click.option(
     "--most-keywords", type=click.IntRange(min=1), default=400, show_default=True, help="Of all types together."
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Which prompts are held out.")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Which prompts are held out.")
 @click.option(
     "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw the confusion of types: .png, .svg or .pdf."
 )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from greenroom.cli.numbers import SEED
 from greenroom.cli.option_stack import without
 from greenroom.cli.recorded_sources import Recorded, check_source, recorded_of, source_options, write_artifact
 
@@ -41,7 +42,7 @@ def path() -> None:
     help="Layers before it that count.  [default: the fewest that foresee the sequences held out]",
 )
 @click.option("--rounds", type=click.IntRange(min=1), default=6, show_default=True, help="Passes over all tokens.")
-@click.option("--seed", type=int, default=0, show_default=True, help="The same sequences and seed give the same.")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="The same sequences and seed give the same.")
 @without("reuse")
 @source_options
 def fit(out: Path, reuse: Path | None, window: int | None, rounds: int, seed: int, **options: Any) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from greenroom.cli.numbers import SEED, NumberRange
 from greenroom.cli.option_stack import without
 from greenroom.cli.recorded_sources import Recorded, check_source, recorded_of, source_options, write_artifact
 from greenroom.core.artifacts.paths_file import LARGEST_VOCABULARY
@@ -44,7 +45,7 @@ def paths() -> None:
 )
 @click.option(
     "--held-out",
-    type=click.FloatRange(min=0, max=0.9, min_open=True),
+    type=NumberRange(min=0, max=0.9, min_open=True),
     default=0.1,
     show_default=True,
     help="The share of the sequences that are not learnt from, the last ones. The report is about them.",
@@ -70,8 +71,8 @@ def paths() -> None:
     help="Leave out tokens, and pairs and triples of them, that fewer sequences have. At 1 whoever has the file can "
     "read the traces' texts out of it; give 5 where they are other people's.",
 )
-@click.option("--seconds", type=click.FloatRange(min=0), help="Time that it may take.  [default: as long as it takes]")
-@click.option("--seed", type=int, default=0, show_default=True, help="The same sequences and seed give the same.")
+@click.option("--seconds", type=NumberRange(min=0), help="Time that it may take.  [default: as long as it takes]")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="The same sequences and seed give the same.")
 @without("reuse")
 @source_options
 def fit(
@@ -107,6 +108,7 @@ def fit(
     from greenroom.core.errors import InvalidConfig
     from greenroom.core.units import parse_bytes
     from greenroom.predictor.kinds.paths.fit import FitOptions
+    from greenroom.replay.traces.token_numbers import texts_digest
 
     if (named := options["named"]) is not None and named.endswith(".npz"):
         options["traces"], options["named"] = (Path(named), *options["traces"]), None
@@ -114,14 +116,17 @@ def fit(
     known = None if reuse is None else ReuseFile.read(reuse)  # refused before the prompts have run
     files: tuple[Path, ...] = options["traces"]
     recorded = recorded_of(options, tokens=True)
-    for trace in recorded.traces:
+    for number, trace in enumerate(recorded.traces):
         if trace.token is None:
+            of = f"{files[number]}, " if files else ""
             allowed = "routing with the tokens of its rows: an array token, or decode_tokens in a .meta.jsonl beside it"
-            raise InvalidConfig("trace", "one without tokens", allowed)
+            raise InvalidConfig("trace", f"{of}one without tokens", allowed)
     chosen = FitOptions(held_out, parse_bytes(max_bytes, field="max-bytes"), vocabulary, seed, seconds, least_sequences)
     made = _fitted(form, recorded, files, known, chosen)
     write_artifact(made, out)
     click.echo(f"{out}: {_said(made)}")
+    if made.numbered_texts and made.numbered_texts not in map(texts_digest, recorded.traces):
+        click.echo("  The texts of several traces are numbered together: it is for replays of none of them alone.")
 
 
 @paths.command()
@@ -141,18 +146,17 @@ def show(file: Path, as_json: bool) -> None:
         click.echo(
             json.dumps(
                 {
+                    **found.report,
                     "model": found.model, "sequences": found.sequences, "experts_per_layer": found.experts_per_layer,
                     "version": found.version, "created_ms": found.created_ms, "form": found.form,
-                    "vocabulary": found.vocabulary, **found.report,
+                    "vocabulary": found.vocabulary,
                 }
             )
         )  # fmt: skip
         return
     click.echo(f"{file}: {_said(found)}")
-    for name, rows in found.report.get("rows", {}).items():
-        click.echo(f"  {name.replace('_', ' ')}: {rows:,} rows, {found.report['left_out'][name]:,} left out")
-    for name, recall in found.report.get("recall", {}).items():
-        click.echo(f"  picks foreseen, held out, by {_KNOWING[name]}: {recall:.1%}")
+    for line in _reported(found.report):
+        click.echo(f"  {line}")
 
 
 _KNOWING = {
@@ -163,6 +167,30 @@ _KNOWING = {
     "past": "these and the sequence's past",
     "picks": "these and the picks of its earlier rows",
 }
+
+
+def _reported(report: Mapping[str, Any]) -> Iterator[str]:
+    """Of whatever report a file has: it is free JSON, which nothing checks."""
+    left_out = _named(report, "left_out")
+    for name, rows in _named(report, "rows").items():
+        yield f"{name.replace('_', ' ')}: {_count(rows)} rows, {_count(left_out.get(name))} left out"
+    for name, recall in _named(report, "recall").items():
+        yield f"picks foreseen, held out, by {_KNOWING.get(name, name)}: {_share(recall)}"
+    for name, recall in _named(report, "other_recall").items():
+        yield f"the other form, {report.get('other')}, foresees by {_KNOWING.get(name, name)}: {_share(recall)}"
+
+
+def _named(report: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = report.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _count(number: object) -> str:
+    return f"{number:,}" if isinstance(number, int) else "an unknown number of"
+
+
+def _share(number: object) -> str:
+    return f"{number:.1%}" if isinstance(number, int | float) and 0 <= number <= 1 else "unknown"
 
 
 def _fitted(
@@ -205,14 +233,13 @@ def _prompts(
     """Of all sequences, where files tell them as texts; None: rows of the trace are all that is known of them."""
     from greenroom.predictor.kinds.paths.prompt_texts import prompts_beside, prompts_of
     from greenroom.replay.traces.held_out import sequences_to_learn_from
-    from greenroom.replay.traces.token_numbers import texts_of
 
     if trace.token_texts is None:
         return None
     found: list[str] = []
     for path, one in zip(files, recorded.traces, strict=True):
         found += prompts_beside(path, one.sequences) or [""] * one.sequences
-    return prompts_of(texts_of(trace, sequences_to_learn_from(trace, held_out, least=0)), found)
+    return prompts_of(trace, sequences_to_learn_from(trace, held_out, least=0), found)
 
 
 def _said(found: PathsFile) -> str:
@@ -220,4 +247,5 @@ def _said(found: PathsFile) -> str:
 
     of = f" of {found.model}" if found.model else ""
     size = sum(one.nbytes for one in found.tensors.values())
-    return f"{found.form}, {format_bytes(size)}, fitted to {found.sequences} sequences{of}, {found.shape}"
+    only = ", of numbered texts: for replays of the trace that it was made of only" if found.numbered_texts else ""
+    return f"{found.form}, {format_bytes(size)}, fitted to {found.sequences} sequences{of}, {found.shape}{only}"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from greenroom.cli.numbers import SEED
 from greenroom.core.artifacts.forecast_kinds import EMOE_A, EMOE_L
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.files import write_whole
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 )
 @click.option("--width", type=int, default=0, show_default=True, help="Of its layers; 0: what suits the model.")
 @click.option("--epochs", type=int, default=60, show_default=True, help="At most; it stops when it gains nothing more.")
-@click.option("--seed", type=int, default=0, show_default=True, help="The same seed learns the same.")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="The same seed learns the same.")
 @click.option("--model-name", help="The model as services call it.  [default: as the trace has it]")
 @click.option(
     "--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the predictor here, a safetensors file."

@@ -11,6 +11,7 @@ import click
 
 from greenroom import __version__
 from greenroom.cli.model_options import checkpoint_options, runtime_options, worker_config
+from greenroom.cli.numbers import SEED
 from greenroom.cli.option_stack import F
 from greenroom.core.artifacts.policy_artifacts import POLICY_ARTIFACTS
 
@@ -78,7 +79,7 @@ def _without_own(command: F) -> F:
     show_default=True,
     help="Prompts of each task that are run without an expert, for each expert (as many turns as experts times this).",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="What all of them follow from.")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="What all of them follow from.")
 @click.option(
     "--threshold",
     type=float,

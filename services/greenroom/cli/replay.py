@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from greenroom.cli.artifact_options import artifacts_from, replayed_artifact_options
+from greenroom.cli.numbers import NumberRange
 from greenroom.core.errors import InvalidConfig
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ TIMED_ROWS_WORTH_A_PROCESS = 500
 @click.option("--host-link", help="Speed and latency from the host tier to the device.")
 @click.option(
     "--recall",
-    type=click.FloatRange(0, 1),
+    type=NumberRange(0, 1),
     help="Answer the policies' requests for predictions from the trace, with this recall.  [default: no answers]",
 )
 @replayed_artifact_options

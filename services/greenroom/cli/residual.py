@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from greenroom.cli.numbers import SEED
 from greenroom.cli.option_stack import without
 from greenroom.cli.recorded_sources import check_source, prompt_options, run_prompts, write_artifact
 
@@ -36,7 +37,7 @@ def residual() -> None:
     show_default=True,
     help="Numbers that a row is narrowed to; 0: none, a linear map.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="The same prompts and seed give the same.")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="The same prompts and seed give the same.")
 @without("residual")
 @prompt_options
 def fit(out: Path, rank: int, seed: int, **options: Any) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from greenroom.cli.numbers import SEED
 from greenroom.cli.recorded_sources import Recorded, check_source, recorded_of, source_options, write_artifact
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def reuse() -> None:
 )
 @click.option("--averages-only", is_flag=True, help="Do not try whether it helps to know which experts follow which.")
 @click.option("--rounds", type=click.IntRange(min=1), default=6, show_default=True, help="Passes over all tokens.")
-@click.option("--seed", type=int, default=0, show_default=True, help="The same sequences and seed give the same.")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="The same sequences and seed give the same.")
 @source_options
 def fit(out: Path, averages_only: bool, rounds: int, seed: int, **options: Any) -> None:
     """Fit, to many sequences' routing, how probable it is that a sequence's next token uses an expert.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from greenroom.cli.numbers import NumberRange
 from greenroom.cli.option_stack import stack
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.hosts import is_loopback
@@ -62,7 +63,7 @@ log_options = stack(
     ),
     click.option(
         "--kafka-session-timeout",
-        type=click.FloatRange(min=1.5),
+        type=NumberRange(min=1.5),
         default=10.0,
         show_default=True,
         envvar="GREENROOM_KAFKA_SESSION_TIMEOUT",

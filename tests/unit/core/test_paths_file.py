@@ -9,6 +9,7 @@ import pytest
 
 from greenroom.core.artifacts.path_file import PathFile
 from greenroom.core.artifacts.paths_file import PathsFile
+from greenroom.core.artifacts.paths_forms.tables import feature_names
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.tensors import Damaged
 from tests.paths_files import tables
@@ -82,6 +83,24 @@ def test_an_array_that_is_wrong_is_named(name: str, array: np.ndarray) -> None:
     file = made()
     with pytest.raises(InvalidConfig, match=name.replace(".", r"\.")):
         replace(file, tensors={**file.tensors, name: array})
+
+
+@pytest.mark.parametrize(("rates", "allowed"), [(0, False), (1, True), (8, True), (9, False), (1000, False)])
+def test_only_a_few_averages_over_earlier_tokens_are_kept(rates: int, allowed: bool) -> None:
+    file = made()
+    weights = np.zeros((3, len(feature_names(rates)), len(WIDTHS)), np.float32)
+    tensors = {**file.tensors, "keep": np.full(rates, 0.5, np.float32), "weights": weights}
+    if allowed:
+        replace(file, tensors=tensors)
+    else:
+        with pytest.raises(InvalidConfig, match=rf"keep: \({rates},\) is not allowed; from 1 to 8 rates"):
+            replace(file, tensors=tensors)
+
+
+@pytest.mark.parametrize("report", [[], None, "told", 7])
+def test_a_report_that_is_none_is_refused(report: Any) -> None:
+    with pytest.raises(InvalidConfig, match="report"):
+        replace(made(), report=report)
 
 
 def test_what_is_missing_or_unknown_is_named() -> None:

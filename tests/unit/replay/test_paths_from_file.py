@@ -38,8 +38,12 @@ def test_it_foretells_traces_of_the_tokens_that_it_was_made_of() -> None:
     PathsFromFile(FILE).check(IDS)
     PathsFromFile(OF_TEXTS).check(TEXTS)
     others = replace(TEXTS, token_texts=tuple("gabcdef"))
-    for file, trace in ((FILE, TEXTS), (OF_TEXTS, IDS), (OF_TEXTS, others)):
-        with pytest.raises(InvalidConfig, match="a file made from this trace, or from ids"):
+    for file, trace, said in (
+        (FILE, TEXTS, "'ids of a model'.*made from this trace alone, whose tokens are texts"),
+        (OF_TEXTS, IDS, "'numbers of texts'.*made from ids of the model, as this trace has them"),
+        (OF_TEXTS, others, "'numbers of other texts'.*made from other texts, or from several traces"),
+    ):
+        with pytest.raises(InvalidConfig, match=said):
             PathsFromFile(file).check(trace)
     with pytest.raises(TraceError, match="no array token"):
         PathsFromFile(FILE).check(BARE)

@@ -136,6 +136,13 @@ def test_a_line_that_can_not_be_read_is_refused(tmp_path: Path, text: str, compl
         RoutingTrace.load(path, tokens=True)
 
 
+def test_a_mark_of_byte_order_is_no_part_of_the_first_line(tmp_path: Path) -> None:
+    path = written(tmp_path, [7, 8, 9], [], [5, 7])
+    meta = path.with_suffix(".meta.jsonl")
+    meta.write_text(meta.read_text(), encoding="utf-8-sig")
+    assert tokens_of(RoutingTrace.load(path, tokens=True)).tolist() == [7, 8, 9, 5, 7]
+
+
 def test_texts_survive_a_file_and_ids_beyond_what_is_known_are_refused(tmp_path: Path) -> None:
     trace = replace(trace_of(*LENGTHS), token=np.array([0, 1, 0, 2, 1]), token_texts=(" b", "\u2028"))
     trace.save(tmp_path / "t.npz")

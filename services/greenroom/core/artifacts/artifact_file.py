@@ -42,6 +42,8 @@ class ArtifactFile(ABC):
         """Raises InvalidConfig where the arrays do not fit such a model."""
         if not self.experts_per_layer or min(self.experts_per_layer) < 1:
             raise InvalidConfig("experts_per_layer", self.experts_per_layer, "at least one layer, each with an expert")
+        if not isinstance(self.report, Mapping):
+            raise InvalidConfig("report", type(self.report).__name__, "names and what is told of each")
         self._check()
 
     @property

@@ -9,26 +9,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from greenroom.core.artifacts.paths_forms.t5 import T5Shape
+from greenroom.core.errors import InvalidConfig
+from greenroom.core.units import format_bytes
 
 Array = NDArray[np.float32]
 Slots = NDArray[np.intp]
 
 _NEVER: Final = -(2**40)
 """The position of a place that holds none: out of every window."""
+MOST_SEQUENCES: Final = 4096
+"""More do not run at once."""
 
 
 class T5Cache:
-    """A slot a sequence, as many as ``max_bytes`` holds, at least one. The one longest unused goes where none is free.
+    """A slot a sequence, as many as ``max_bytes`` holds. The one longest unused goes where none is free.
 
     A slot has ``ring`` places for the tokens, and one for each token of the prompt. Token p lies at place p modulo
-    ``ring``, which is twice the window: so half of it may be asked for again, and the window before is still there.
+    ``ring``, see ``T5Shape``.
     """
 
     def __init__(self, shape: T5Shape, max_bytes: int) -> None:
-        inside, layers = shape.heads * shape.key, shape.decoder_layers
-        self.ring = 2 * shape.window
-        a_slot = 2 * layers * inside * (self.ring + shape.prompt) * 4 + 8 * (self.ring + 1)
-        self.slots = max(1, max_bytes // a_slot)
+        """Raises InvalidConfig where there is no room for a sequence."""
+        inside, layers = shape.inside, shape.decoder_layers
+        self.ring = shape.ring
+        a_slot = shape.sequence_bytes
+        if max_bytes < a_slot:
+            raise InvalidConfig("cache_bytes", format_bytes(max_bytes), f"at least {format_bytes(a_slot)}, a sequence")
+        self.slots = min(MOST_SEQUENCES, max_bytes // a_slot)
         self.nbytes = self.slots * a_slot
         """Memory is taken as slots are used."""
         self.keys = np.zeros((layers, self.slots, self.ring, inside), dtype=np.float32)

@@ -17,13 +17,11 @@ from greenroom.policies.base.array_types import Ids, Scores
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.logistic import chances_of
 from greenroom.policies.base.token_paths import TokenPaths
-from greenroom.policies.expertflow.t5_cache import T5Cache
+from greenroom.policies.expertflow.t5_cache import MOST_SEQUENCES, T5Cache
 from greenroom.policies.expertflow.t5_network import UNSEEN, Array, T5Network, attend, merged, normed
 from greenroom.policies.expertflow.token_tables import Past
 
 CACHE_BYTES: Final = 64 * MIB
-_MOST_PROMPTS: Final = 4096
-"""Sequences whose prompts are remembered. More do not run at once."""
 
 
 class T5Paths(TokenPaths):
@@ -47,7 +45,8 @@ class T5Paths(TokenPaths):
         """``vocabulary``: how many token ids the model knows. ``window``: at most the one that the file was trained
         with; 1 is the printed "sequence length 1 in decoding", without context.
 
-        Raises InvalidConfig for a file of another form, model or vocabulary, and for a window that is none.
+        Raises InvalidConfig for a file of another form, model or vocabulary, for a window that is none, and for
+        ``cache_bytes`` that hold no sequence.
         """
         if file.form != T5:
             raise InvalidConfig("form", file.form, T5)
@@ -80,7 +79,7 @@ class T5Paths(TokenPaths):
     def begin(self, sequence: int, prompt: Ids) -> None:
         self._cache.leave(sequence)
         self._prompts.pop(sequence, None)
-        if len(self._prompts) == _MOST_PROMPTS:
+        if len(self._prompts) == MOST_SEQUENCES:
             self._prompts.popitem(last=False)
         self._prompts[sequence] = self._rows_of(prompt[-self._network.shape.prompt :])
 

@@ -36,19 +36,21 @@ def dead_letter_of(record: Record, error: Undecodable | BadTrace) -> DeadLetter:
 
 
 def without_tokens(payload: bytes | None) -> tuple[bytes | None, str]:
-    """The payload of a trace without the field ``tokens``, and what to say of it. One that is no map may hold them
-    anywhere behind that word: it is left out whole."""
+    """The payload of a trace without the field ``tokens``, and what to say of it. They may lie anywhere behind that
+    word: where it is elsewhere than as the name of a field of a map, all is left out."""
     if payload is None or _FIELD not in payload:
         return payload, ""
     try:
         fields = msgspec.msgpack.decode(payload)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, OverflowError):
-        return None, f" (its {len(payload)} bytes are left out, as some may be tokens)"
-    if not isinstance(fields, dict):
-        return None, f" (its {len(payload)} bytes are left out, as some may be tokens)"
-    if not fields.pop("tokens", None):
-        return payload, ""
-    return msgspec.msgpack.encode(fields), " (its tokens are left out)"
+        if isinstance(fields, dict):
+            told = fields.pop(_FIELD.decode(), True)
+            rest = msgspec.msgpack.encode(fields)  # anew: nothing is left of a field that came twice
+            if _FIELD not in rest:
+                empty = not told and payload.count(_FIELD) == 1
+                return (payload, "") if empty else (rest, " (its tokens are left out)")
+    except (msgspec.MsgspecError, RecursionError, ValueError, TypeError, OverflowError):
+        pass
+    return None, f" (its {len(payload)} bytes are left out, as some may be tokens)"
 
 
 class DeadLetterWriter:

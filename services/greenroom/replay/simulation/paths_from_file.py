@@ -29,6 +29,12 @@ class PathsFromFile:
         """Raises TraceError for a trace without tokens, InvalidConfig where the file was made of other tokens."""
         tokens_of(trace)
         self.file.check_model(tuple(trace.experts_per_layer.tolist()))
-        if self.file.numbered_texts != texts_digest(trace):
-            said = "numbers of texts" if self.file.numbered_texts else "ids of a model"
-            raise InvalidConfig(PATHS, said, "a file made from this trace, or from ids of the same model as it has")
+        made_of, texts = self.file.numbered_texts, texts_digest(trace)
+        if made_of == texts:
+            return
+        if not made_of:
+            raise InvalidConfig(PATHS, "ids of a model", "a file made from this trace alone, whose tokens are texts")
+        if not texts:
+            raise InvalidConfig(PATHS, "numbers of texts", "a file made from ids of the model, as this trace has them")
+        allowed = "a file made from this trace alone; this one was made from other texts, or from several traces"
+        raise InvalidConfig(PATHS, "numbers of other texts", allowed)

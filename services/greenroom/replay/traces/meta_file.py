@@ -32,9 +32,10 @@ def meta_beside(trace: Path) -> Path:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Each line's object. Raises TraceError, naming the line; blank ones at the end are left out."""
+    """Each line's object. Raises TraceError, naming the line; blank ones at the end are left out, and so is the mark
+    of byte order that some editors begin a file with."""
     try:
-        lines = path.read_text("utf-8").rstrip().split("\n")
+        lines = path.read_text("utf-8-sig").rstrip().split("\n")
     except (OSError, ValueError) as error:
         raise TraceError(f"{path} can not be read: {error}") from error
     for number, line in enumerate(lines if lines != [""] else (), start=1):

@@ -18,7 +18,7 @@ from greenroom.core.artifacts.paths_forms.t5 import T5Shape
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.tensors import Damaged
 from greenroom.policies.base.expert_keys import Catalogue
-from greenroom.policies.expertflow.t5_paths import T5Paths
+from greenroom.policies.expertflow.t5_paths import CACHE_BYTES, T5Paths
 from tests.random_t5 import SMALL, random_t5
 
 FILE = random_t5()
@@ -47,7 +47,7 @@ def begun(*sequences: int, **options: Any) -> T5Paths:
 
 def slots_of(count: int) -> int:
     """Bytes of the caches of so many sequences."""
-    return count * T5Paths(FILE, CATALOGUE, cache_bytes=1)._cache.nbytes
+    return count * SMALL.sequence_bytes
 
 
 def test_one_by_one_is_the_same_as_all_rows_at_once_in_pieces_of_any_size() -> None:
@@ -253,6 +253,7 @@ def test_a_file_foretells_the_same_once_it_is_written_and_read() -> None:
         ("shape", np.array(SMALL._replace(heads=0), np.uint16), "heads"),
         ("shape", np.array(SMALL._replace(buckets=3), np.uint16), "buckets"),
         ("shape", np.array(SMALL._replace(window=5000), np.uint16), "window"),
+        ("shape", np.array(SMALL._replace(heads=64, key=64), np.uint16), "64 of 64"),
         ("shape", np.array(SMALL._replace(inner=25), np.uint16), "DenseReluDense"),
         ("tokens", np.array([4, 3], np.uint32), "ascending"),
         ("tokens", np.array([3, 3], np.uint32), "ascending"),
@@ -285,6 +286,46 @@ def test_another_form_and_another_models_file_are_refused() -> None:
     T5Paths(FILE, CATALOGUE, vocabulary=40)
     with pytest.raises(InvalidConfig, match=r"shape|head"):
         file_with(dict(FILE.tensors), experts_per_layer=(4, 4))
+
+
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [
+        (T5Shape(width=1, inner=1, heads=64, key=64, window=4096, prompt=4096), "window"),
+        (T5Shape(width=1, inner=1, heads=512, key=1, decoder_layers=1, window=1, prompt=500), "MiB of attention"),
+        (T5Shape(width=1, inner=1, heads=256, key=1, decoder_layers=1, window=512, prompt=1), "MiB of attention"),
+        (T5Shape(width=1, inner=1, heads=1, key=1024, encoder_layers=1, prompt=1024), "MiB of keys and values"),
+    ],
+)
+def test_a_small_file_asks_for_no_more_time_or_memory_than_a_predictor_may_take(shape: T5Shape, said: str) -> None:
+    with pytest.raises(InvalidConfig, match=said):
+        random_t5(shape)
+
+
+def test_what_is_kept_of_sequences_stays_within_its_bytes() -> None:
+    """The largest shapes that are allowed, too."""
+    wide = T5Shape(width=4, inner=4, heads=4, key=256, decoder_layers=1, window=64, prompt=380)
+    tiny = SMALL._replace(heads=1, key=1, decoder_layers=1, window=1, prompt=1)
+    for shape, slots in ((SMALL, None), (T5Shape(), 127), (wide, 16), (tiny, 4096)):
+        paths = T5Paths(random_t5(shape), CATALOGUE)
+        cache = paths._cache
+        kept = (cache.keys, cache.values, cache.prompt_keys, cache.prompt_values, cache.positions, cache.prompt_lengths)
+        assert sum(one.nbytes for one in kept) == cache.nbytes <= CACHE_BYTES
+        assert slots is None or cache.slots == slots
+    with pytest.raises(InvalidConfig, match="cache_bytes"):
+        begun(cache_bytes=slots_of(1) - 1)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        T5Shape(),
+        T5Shape(width=256, inner=512, heads=8, key=32, encoder_layers=2, decoder_layers=2),
+        T5Shape(width=512, inner=2048, heads=8, key=64, encoder_layers=6, decoder_layers=2),
+    ],
+)
+def test_shapes_of_predictors_are_allowed(shape: T5Shape) -> None:
+    shape.check()
 
 
 def test_a_shape_says_how_many_numbers_a_file_has() -> None:

@@ -45,6 +45,29 @@ def test_what_can_not_be_taken_apart_and_may_have_tokens_is_left_out(value: byte
     assert letter.reason == f"noise (its {len(value)} bytes are left out, as some may be tokens)"
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"\x81\xc4\x06tokens\xc4\x04" + SECRET,
+        b"\x81\xa1x\x81\xa6tokens\xc4\x04" + SECRET,
+        b"\x82\xa6tokens\xc4\x00\xc4\x06tokens\xc4\x04" + SECRET,
+        b"\x82\x91\x81\xa1a\x01\x01\xa6tokens\xc4\x04" + SECRET,
+    ],
+    ids=["bytes as the name", "a map in the map", "both kinds of name", "a list as a name"],
+)
+def test_tokens_at_another_place_are_left_out_with_all_the_rest(value: bytes) -> None:
+    letter = dead_letter_of(record_of(value), Undecodable("noise"))
+    assert letter.payload is None
+    assert letter.reason.endswith("bytes are left out, as some may be tokens)")
+
+
+def test_a_field_that_comes_twice_is_left_out_twice() -> None:
+    told = b"\xa6tokens\xc4\x04" + SECRET
+    for value in (b"\x83" + told + b"\xa6tokens\xc4\x00\xa1x\x01", b"\x82\xa1x\x81" + told + b"\xa1x\x01"):
+        letter = dead_letter_of(record_of(value), Undecodable("noise"))
+        assert (letter.payload, letter.reason) == (b"\x81\xa1x\x01", "noise (its tokens are left out)")
+
+
 @given(st.integers(0, len(encode(TOLD))), st.binary(max_size=4), st.integers(0, 4))
 def test_wherever_a_trace_is_damaged_behind_the_word_its_tokens_are_not_kept(at: int, put: bytes, gone: int) -> None:
     whole = encode(TOLD)

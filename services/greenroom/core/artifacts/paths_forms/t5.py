@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from greenroom.core.errors import InvalidConfig
+from greenroom.core.units import MIB, format_bytes
 
 T5: Final = "t5"
 
@@ -17,8 +18,17 @@ UNKNOWN: Final = 1
 FIRST_TOKEN: Final = 2
 """The row of the embedding for the first of ``tokens``."""
 
-_LARGEST: Final = 4096
-"""Of every number of a shape: what a file says is what a process allocates."""
+_LARGEST: Final[Mapping[str, int]] = {
+    "width": 1024, "inner": 2048, "heads": 1024, "key": 1024, "encoder_layers": 8, "decoder_layers": 8,
+    "buckets": 1024, "reach": 1024, "window": 512, "prompt": 1024,
+}  # fmt: skip
+"""Of each number of a shape: what a file says is what a process allocates."""
+_WIDEST: Final = 1024
+"""Heads times key."""
+MAX_SEQUENCE_BYTES: Final = 4 * MIB
+"""Of what the decoder keeps of one sequence: many run at once, and a cache of bounded size is to hold them."""
+MAX_ATTENTION_BYTES: Final = 16 * MIB
+"""Of scores. They take time whenever a sequence begins, however few numbers the file has."""
 
 
 class T5Shape(NamedTuple):
@@ -40,18 +50,49 @@ class T5Shape(NamedTuple):
     window: int = 64
     prompt: int = 128
 
+    @property
+    def inside(self) -> int:
+        """Width of the keys, and of the values, of all heads."""
+        return self.heads * self.key
+
+    @property
+    def ring(self) -> int:
+        """Places for a sequence's tokens in the decoder's cache: half of them may be asked for again, and the window
+        before is still there."""
+        return 2 * self.window
+
+    @property
+    def sequence_bytes(self) -> int:
+        """What the decoder keeps of one sequence: keys and values, and the position of each token."""
+        return 2 * self.decoder_layers * self.inside * (self.ring + self.prompt) * 4 + 8 * (self.ring + 1)
+
+    @property
+    def attention_bytes(self) -> int:
+        """Scores of all layers, for the longest prompt and for as many tokens as are decoded at once."""
+        encoder = self.encoder_layers * self.prompt**2
+        return 4 * self.heads * (encoder + self.decoder_layers * self.window * (self.ring + self.prompt))
+
     def check(self) -> None:
-        """Raises InvalidConfig."""
+        """Raises InvalidConfig. What passes takes a bounded time and memory for a sequence, see ``MAX_..._BYTES``."""
         for name, value in self._asdict().items():
-            if not 1 <= value <= _LARGEST:
-                raise InvalidConfig(f"shape.{name}", value, f"from 1 to {_LARGEST:,}")
+            if not 1 <= value <= _LARGEST[name]:
+                raise InvalidConfig(f"shape.{name}", value, f"from 1 to {_LARGEST[name]:,}")
+        if self.inside > _WIDEST:
+            raise InvalidConfig("shape.heads", f"{self.heads} of {self.key}", f"at most {_WIDEST:,} in all")
+        for what, size, most in (
+            ("keys and values", self.sequence_bytes, MAX_SEQUENCE_BYTES),
+            ("attention", self.attention_bytes, MAX_ATTENTION_BYTES),
+        ):
+            if size > most:
+                allowed = f"at most {format_bytes(most)}: fewer layers, heads, or tokens of a window and a prompt"
+                raise InvalidConfig("shape", f"{format_bytes(size)} of {what} for a sequence", allowed)
         if self.buckets < 4 or self.reach <= self.buckets // 2:
             found = f"{self.buckets} buckets, reach {self.reach}"
             raise InvalidConfig("shape.buckets", found, "at least 4, and a reach above half of them")
 
     def weights(self, tokens: int, experts: int) -> dict[str, tuple[int, ...]]:
         """The shape of every matrix by its name, which is transformers', for so many known tokens."""
-        width, inside = self.width, self.heads * self.key
+        width, inside = self.width, self.inside
         found: dict[str, tuple[int, ...]] = {"shared.weight": (tokens + FIRST_TOKEN, width)}
 
         def attention(prefix: str, name: str) -> None:

@@ -37,6 +37,8 @@ MODES: Final = ("tokens", "past", "picks")
 
 LARGEST_KNOWN: Final = 2**20
 """Of how many distinct tokens there may be tables."""
+MOST_RATES: Final = 8
+"""Each costs a sequence an array of all experts, and a row as many sums."""
 
 
 def feature_names(rates: int) -> tuple[str, ...]:
@@ -53,8 +55,8 @@ def check_tables(tensors: Mapping[str, npt.NDArray[Any]], experts_per_layer: tup
     """Raises InvalidConfig, naming the tensor.
 
     ``popularity[N]``: the logit of how often each expert is picked. ``bias[3, N]`` and ``weights[3, F, layers]``: for
-    each of ``MODES``, and each of ``feature_names``. ``keep[C]``: what the averages over earlier tokens keep at a
-    token. ``tokens[K]``: the ids that there are tables of, ascending. Of each of ``GRAMS``: ``NAME.keys[R, n]``, places
+    each of ``MODES``, and each of ``feature_names``. ``keep[C]``: what the averages over earlier tokens, one to
+    ``MOST_RATES``, keep at a token. ``tokens[K]``: the ids that there are tables of, ascending. Of each of ``GRAMS``: ``NAME.keys[R, n]``, places
     in ``tokens``, in ascending order; ``NAME.logits[R, N]``, in bytes, whole numbers of ``NAME.unit[1]``.
     """
     size, layers = sum(experts_per_layer), len(experts_per_layer)
@@ -63,8 +65,10 @@ def check_tables(tensors: Mapping[str, npt.NDArray[Any]], experts_per_layer: tup
     if missing := [name for name in names if name not in tensors]:
         raise InvalidConfig("tensors", sorted(tensors), f"with {', '.join(missing)}")
     keep, tokens = tensors["keep"], tensors["tokens"]
-    if keep.ndim != 1 or not len(keep) or not ((keep > 0) & (keep < 1)).all():
-        raise InvalidConfig("keep", keep.tolist(), "at least one rate, each between 0 and 1")
+    if keep.ndim != 1 or not 1 <= len(keep) <= MOST_RATES:
+        raise InvalidConfig("keep", keep.shape, f"from 1 to {MOST_RATES} rates")
+    if not ((keep > 0) & (keep < 1)).all():
+        raise InvalidConfig("keep", keep.tolist(), "rates between 0 and 1")
     _check_array("popularity", tensors, (size,), np.float32)
     _check_array("bias", tensors, (len(MODES), size), np.float32)
     _check_array("weights", tensors, (len(MODES), len(feature_names(len(keep))), layers), np.float32)

@@ -67,7 +67,7 @@ def read_recorded(path: Path, meta: Path | None = None) -> Recorded:
 
 def _tasks(path: Path, sequences: int) -> tuple[str, ...]:
     try:
-        lines = [json.loads(line) for line in path.read_text("utf-8").split("\n") if line.strip()]
+        lines = [json.loads(line) for line in path.read_text("utf-8-sig").split("\n") if line.strip()]
         tasks = tuple(next((str(line[name]) for name in TASK_FIELDS if line.get(name)), "") for line in lines)
     except (OSError, ValueError, AttributeError) as error:
         raise BadMeta(f"{path} has no task types: one JSON object a line is needed, with `task`: {error}") from error

@@ -10,6 +10,8 @@ import numpy as np
 
 from greenroom.policies.base.array_types import Ids
 from greenroom.replay.traces.meta_file import meta_beside, read_lines
+from greenroom.replay.traces.routing_trace import RoutingTrace
+from greenroom.replay.traces.token_numbers import texts_of
 from greenroom.replay.traces.trace_file import TraceError
 
 PROMPT: Final = "prompt"
@@ -47,10 +49,14 @@ class LongestMatch:
                 place += 1
 
 
-def prompts_of(texts: Sequence[str], prompts: Iterable[str]) -> list[Ids]:
-    """The prompts in the numbers of the tokens' ``texts``, which are those that are learnt from (``texts_of``)."""
+def prompts_of(trace: RoutingTrace, learnt: int, prompts: Iterable[str]) -> list[Ids]:
+    """The prompts in the numbers that the trace's tokens have. They are split by the texts of its first ``learnt``
+    sequences, all that may be learnt from. Raises TraceError for a trace whose tokens are ids of the model."""
+    texts = texts_of(trace, learnt)
+    of_text = {text: number for number, text in enumerate(trace.token_texts or ())}
+    numbers = np.array([*(of_text[text] for text in texts), len(of_text)], dtype=np.int64)
     match = LongestMatch(texts)
-    return [match.split(prompt) for prompt in prompts]
+    return [numbers[match.split(prompt)] for prompt in prompts]
 
 
 def prompts_beside(path: Path, sequences: int) -> list[str] | None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from greenroom.predictor.kinds.paths.prompt_texts import LongestMatch, prompts_beside, prompts_of
 from greenroom.replay.traces.trace_file import TraceError
+from tests.unit.replay.traces import trace_of
 
 TEXTS = ("a", "ab", "abcd", "b", " c", "c")
 
@@ -58,5 +61,9 @@ def write(path: Path, *lines: dict[str, str]) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def test_every_prompt_is_split_by_the_same_tokens() -> None:
-    assert [one.tolist() for one in prompts_of(TEXTS, ["ab", "ba"])] == [[1], [3, 0]]
+def test_prompts_have_the_numbers_of_the_trace_s_tokens_whatever_their_order() -> None:
+    trace = replace(trace_of(4, 1), token=np.array([2, 0, 3, 2, 1]), token_texts=("ab", "abc", "b", "a"))
+    found = [one.tolist() for one in prompts_of(trace, 1, ["ab", "baa", "abc", ""])]
+    assert found == [[0], [2, 3, 3], [0, 4], []], "what is held out is not split by, and unknown"
+    with pytest.raises(TraceError, match="no texts"):
+        prompts_of(replace(trace, token_texts=None), 1, ["ab"])
