@@ -116,10 +116,9 @@ def _shares(scale: Scale) -> dict[str, Any]:
 
 
 def table(found: Mapping[str, Any]) -> str:
-    lines = [f"{'a decision':<34}{'ms p50':>10}{'ms p99':>10}"]
+    lines = [f"{'a decision':<48}{'ms p50':>10}{'ms p99':>10}"]
     for row in found["decision"]["decisions"]:
-        name = f"{row['rows']} rows, {row['groups']}, paths {row['paths']}"
-        lines.append(f"{name:<34}{row['ms_p50']:>10.2f}{row['ms_p99']:>10.2f}")
+        lines.append(f"{_name(row):<48}{row['ms_p50']:>10.2f}{row['ms_p99']:>10.2f}")
     for name, own in found["shares"].items():
         percents = {
             part: {key: 100 * value for key, value in own[part].items()} for part in ("paths", "grouping", "both")
@@ -132,12 +131,15 @@ def table(found: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _name(row: Mapping[str, Any]) -> str:
+    return f"{row['rows']} rows, {row['forwards']} forwards, {row['groups']}, paths {row['paths']}"
+
+
 def draw(found: Mapping[str, Any], path: Path) -> None:
     rows = found["decision"]["decisions"]
-    figure, (panel,) = panels_of(1, 1, height=3.0)
+    figure, (panel,) = panels_of(1, 1, height=4.2)
     panel.barh(range(len(rows)), [row["ms_p99"] for row in rows], color="#0072b2")
-    names = [f"{row['rows']} rows, {row['groups']}, paths {row['paths']}" for row in rows]
-    panel.set_yticks(range(len(rows)), names, fontsize=7)
+    panel.set_yticks(range(len(rows)), [_name(row) for row in rows], fontsize=7)
     panel.invert_yaxis()
     panel.set_xlabel("ms of a decision, p99, one thread")
     tidy(panel)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -12,12 +11,9 @@ from benchmarks.expertflow.arms import KNOWN, OURS
 from benchmarks.expertflow.replay_jobs import EXPERT_BYTES, RECALL, Machine
 from benchmarks.expertflow.routings import opened
 from greenroom.core.units import MIB
-from greenroom.policies.base.expert_policy import ExpertPolicy
-from greenroom.policies.base.token_paths import TokenPaths
 from greenroom.policies.batching.batch_policy import BatchPolicy
 from greenroom.policies.batching.fcfs import FcfsBatching
 from greenroom.policies.expertflow.token_scheduler import TokenScheduler
-from greenroom.replay import RoutingTrace
 from greenroom.replay.simulation.timed_replay import TimedEngine, TimedReplay
 from greenroom.replay.traces.scheduled_steps import ScheduledStep, Scheduling, scheduled_steps
 
@@ -56,10 +52,7 @@ def replayed(job: RoundsJob) -> dict[str, Any]:
     policy = arm.made(setup.catalogue(), files)
     foretold = arm.paths(files)(policy, trace)
     assert foretold is not None
-    setup = TimedReplay(
-        trace, EXPERT_BYTES, MACHINE.link(), setup.compute, recall=RECALL, graded=True, seed=job.seed,
-        paths=partial(_this, foretold),
-    )  # fmt: skip
+    setup = replace(setup, recall=RECALL, graded=True, seed=job.seed)
     slots = round(SHARE * policy.catalogue.size)
     counted = _Counted()
     with TimedEngine(setup, policy, slots) as engine:
@@ -84,10 +77,6 @@ def replayed(job: RoundsJob) -> dict[str, Any]:
         "stall_ms": 1e3 * found.stall_seconds / found.tokens,
         "mib": found.bytes_moved / found.tokens / MIB,
     }
-
-
-def _this(foretold: TokenPaths, policy: ExpertPolicy, trace: RoutingTrace) -> TokenPaths:
-    return foretold
 
 
 class _Counted:

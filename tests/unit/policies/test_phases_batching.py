@@ -156,6 +156,23 @@ def test_an_slo_on_the_first_token_ends_the_hold_in_time() -> None:
     assert decide(behind, decodes(5), hold=9.0).admit == (100, 200)
 
 
+@pytest.mark.parametrize(
+    ("apart", "latest_ms"),
+    [
+        # A prompt of 4 and 5 that decode take 100 ms, 4 forwards of others take 20 ms each: this round's and the next
+        # one's before the prompt's own.
+        (False, 100 + (5 + 4) * 20),
+        # The next round begins with the prompt's step.
+        (True, 100 + 5 * 20),
+    ],
+)
+def test_an_slo_ends_the_hold_in_time_for_the_forwards_of_a_round(apart: bool, latest_ms: float) -> None:
+    limits = replace(LIMITS, rows_per_forward=1)
+    held = decide(waits(4, slo_ttft_ms=latest_ms + 1), decodes(5), hold=9.0, limits=limits, apart=apart)
+    due = decide(waits(4, slo_ttft_ms=latest_ms), decodes(5), hold=9.0, limits=limits, apart=apart)
+    assert (held.admit, due.admit) == ((), (100,))
+
+
 @given(
     hold=st.floats(0.01, 10),
     costs=st.builds(StepCosts, st.floats(0, 0.01), st.floats(0, 1), st.floats(0, 1)),

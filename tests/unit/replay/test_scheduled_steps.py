@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from greenroom.core.errors import InvalidConfig
 from greenroom.policies.base.array_types import Ids, Scores
@@ -14,7 +15,9 @@ from greenroom.policies.base.token_paths import TokenPaths
 from greenroom.policies.batching.batch_policy import BatchDecision, BatchState
 from greenroom.policies.batching.fcfs import FcfsBatching
 from greenroom.policies.expertflow.token_scheduler import TokenScheduler
-from greenroom.policies.registry import BATCH_POLICIES
+from greenroom.policies.registry import BATCH_POLICIES, create_policy
+from greenroom.replay.simulation.simulated_hardware import LinkProfile
+from greenroom.replay.simulation.timed_replay import ComputeProfile, TimedReplay
 from greenroom.replay.traces.routing_trace import RoutingTrace
 from greenroom.replay.traces.scheduled_steps import ScheduledStep, Scheduling, scheduled_steps, true_paths
 from greenroom.replay.traces.trace_file import TraceError
@@ -38,11 +41,14 @@ def traced(lengths: list[tuple[int, int]], seed: int = 0, *, prompts: bool = Tru
 
 
 class Own(TokenPaths):
-    """Foretells by token, which says the row; counts what it is asked."""
+    """Foretells by token, which says the row; counts what it is asked and told. ``ran``: rows by sequence and position,
+    with their picks."""
 
     def __init__(self) -> None:
         self.asked: list[int] = []
         self.open: set[int] = set()
+        self.ran: dict[tuple[int, int], NDArray[np.integer]] = {}
+        self.ended: list[int] = []
 
     def begin(self, sequence: int, prompt: Ids) -> None:
         self.open.add(sequence)
@@ -52,8 +58,15 @@ class Own(TokenPaths):
         self.asked += tokens.tolist()
         return np.tile(tokens[:, None] / 1000, (1, LAYERS * EXPERTS)).astype(np.float32)
 
+    def picked(self, sequences: Ids, positions: Ids, picks: NDArray[np.integer]) -> None:
+        assert self.open >= set(sequences.tolist())
+        for row, of in enumerate(zip(sequences.tolist(), positions.tolist(), strict=True)):
+            assert of not in self.ran
+            self.ran[of] = picks[row]
+
     def end(self, sequence: int) -> None:
         self.open.remove(sequence)
+        self.ended.append(sequence)
 
 
 def steps_of(trace: RoutingTrace, name: str, scheduling: Scheduling) -> list[ScheduledStep]:
@@ -127,6 +140,45 @@ def test_a_policy_has_true_paths_where_they_are_known_and_what_is_resident() -> 
     assert np.array_equal(seen[1], true_paths(trace, np.array([1, 3, 5])))
     assert seen[1].sum(axis=1).tolist() == [LAYERS * TOP_K] * 3
     assert np.array_equal(np.asarray(steps[1].paths), seen[1])
+
+
+def test_picks_and_then_ends_are_told_once_a_step_has_run() -> None:
+    trace, source = traced([(3, 2), (1, 1), (2, 3)]), Own()
+    ran, ended = 0, 0
+    for each in scheduled_steps(trace, TokenScheduler(), Scheduling(3, rows_per_forward=1, paths=source)):
+        assert (len(source.ran), len(source.ended)) == (ran, ended)
+        ran += len(each.step.sequences)
+        ended += len(each.step.ended)
+    assert (len(source.ran), len(source.ended)) == (trace.tokens, 3)
+    for (sequence, position), picks in source.ran.items():
+        assert np.array_equal(picks, trace.experts[trace.seq_starts[sequence] + position])
+
+
+def test_a_timed_replay_of_scheduled_steps_has_them_told_once() -> None:
+    trace, source = traced([(3, 2), (2, 3)]), Own()
+    setup = TimedReplay(trace, 4096, LinkProfile(1e9), ComputeProfile(layer_s=1e-4))
+    policy = create_policy("expertflow", catalogue=setup.catalogue())
+
+    setup.run(policy, scheduled_steps(trace, TokenScheduler(), Scheduling(2, 1, paths=source)), 6)
+
+    assert (len(source.ran), sorted(source.ended), source.open) == (trace.tokens, [0, 1], set())
+
+
+@pytest.mark.parametrize("name", sorted(BATCH_POLICIES))
+@pytest.mark.parametrize("chunk", [None, 2])
+def test_rows_of_an_encoder_and_the_decoders_prompt_run_apart(name: str, chunk: int | None) -> None:
+    own = [Phase.ENCODE] * 3 + [Phase.PREFILL] * 2 + [Phase.DECODE] * 2
+    phase = np.array(own * 3, dtype=np.uint8)
+    experts = np.full((len(phase), 2, 1), 255, dtype=np.uint8)
+    experts[phase == Phase.ENCODE, 0] = experts[phase != Phase.ENCODE, 1] = 1
+    trace = RoutingTrace(experts, np.array([0, 7, 14, 21]), EXPERTS, phase=phase, decoder_start=1)
+
+    steps = steps_of(trace, name, Scheduling(2, prefill_chunk=chunk))
+
+    assert sum(len(each.step.sequences) for each in steps) == trace.tokens
+    for each in steps:
+        for sequence in np.unique(each.step.sequences):
+            assert len(np.unique(each.step.phases[each.step.sequences == sequence])) == 1
 
 
 def test_groups_by_known_paths_need_fewer_experts_than_fixed_ones() -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 from greenroom.policies.base.events import Phase
 from greenroom.policies.batching.batch_policy import (
     BatchDecision,
-    BatchLimits,
     BatchPolicy,
     BatchState,
     Rows,
     StepPlan,
     WaitingSequence,
 )
-from greenroom.policies.batching.in_order import admit_in_order
+from greenroom.policies.batching.in_order import Refused, admit_in_order
 from greenroom.policies.batching.rounds import decoding, in_admission_order
+
+_LITTLE_ROOM = 1 / 4
+"""Of a forward's rows: prompts that want more than what is left of less than that run in a forward of their own."""
 
 
 class FcfsBatching(BatchPolicy):
@@ -38,34 +40,46 @@ class FcfsBatching(BatchPolicy):
 def planned(state: BatchState, groups: list[list[Rows]], prompts_at: int = -1) -> BatchDecision:
     """The round of these groups of decode rows, one forward each, in this order.
 
-    Prompts join the group ``prompts_at``. Where it is full and more sequences run than a forward holds, they have a
-    forward of their own at the end.
+    Prompts join the group ``prompts_at``. Where rounds are planned and it has little room, of which some prompt wants
+    more, they have a forward of their own at the end: a few rows a round would keep them for hundreds of rounds.
     """
     limits = state.limits
     plans = [list(group) for group in groups]
-    if len(plans[prompts_at]) == limits.tokens_per_step < limits.max_running:
-        plans.append([])
-        prompts_at = -1
-    rows = plans[prompts_at]
-    left = limits.tokens_per_step - len(rows)
-
-    for running in state.running:
-        if running.phase is Phase.PREFILL and left:
-            left -= _take_chunk(rows, running.sequence, running.prefill_left, left, limits)
-
-    def take(waiting: WaitingSequence) -> bool:
-        nonlocal left
-        if left:
-            left -= _take_chunk(rows, waiting.sequence, waiting.prefill_tokens, left, limits)
-            return True
-        return False
-
-    admitted, refuse = admit_in_order(state, take)
+    room = limits.tokens_per_step - len(plans[prompts_at])
+    prompts, admitted, refuse = _prompts_within(state, room)
+    if prompts.cut and limits.plans_rounds and room < _LITTLE_ROOM * limits.tokens_per_step:
+        prompts, admitted, refuse = _prompts_within(state, limits.tokens_per_step)
+        plans.append(prompts.rows)
+    else:
+        plans[prompts_at] += prompts.rows
     steps = tuple(StepPlan(tuple(plan)) for plan in plans if plan)
     return BatchDecision(steps=steps, admit=tuple(waiting.sequence for waiting in admitted), refuse=tuple(refuse))
 
 
-def _take_chunk(rows: list[Rows], sequence: int, wanted: int, left: int, limits: BatchLimits) -> int:
-    tokens = min(wanted, left, limits.prefill_chunk or wanted)
-    rows.append(Rows(sequence, tokens, Phase.PREFILL))
-    return tokens
+def _prompts_within(state: BatchState, room: int) -> tuple[_Prompts, list[WaitingSequence], Refused]:
+    """Chunks of the running prompts and of those that start, with whom `admit_in_order` says."""
+    prompts = _Prompts(room, state.limits.prefill_chunk)
+    for running in state.running:
+        if running.phase is Phase.PREFILL:
+            prompts.take(running.sequence, running.prefill_left)
+    return prompts, *admit_in_order(state, lambda waiting: prompts.take(waiting.sequence, waiting.prefill_tokens))
+
+
+class _Prompts:
+    """Chunks of prompts in a forward that has ``room`` rows for them. ``cut``: some had less than it wanted."""
+
+    def __init__(self, room: int, chunk: int | None) -> None:
+        self.rows: list[Rows] = []
+        self.cut = False
+        self._room = room
+        self._chunk = chunk
+
+    def take(self, sequence: int, tokens: int) -> bool:
+        """Give the prompt rows. False: there are none left."""
+        wanted = min(tokens, self._chunk or tokens)
+        taken = min(wanted, self._room)
+        self.cut |= taken < wanted
+        if taken:
+            self.rows.append(Rows(sequence, taken, Phase.PREFILL))
+            self._room -= taken
+        return taken > 0

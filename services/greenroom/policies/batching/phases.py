@@ -64,7 +64,7 @@ class PhasesBatching(BatchPolicy):
 
         admitted, refuse = admit_in_order(state, lambda waiting: prompts.take(waiting.sequence, waiting.prefill_tokens))
         rows = prompts.rows
-        if admitted and not begun and decode_rows and self._holds(state, admitted, rows, decode_rows):
+        if admitted and not begun and decode_rows and self._holds(state, admitted, rows, decode_rows, len(before)):
             admitted, rows = [], []
         parts = [rows, *before, last] if self._apart else [*before, last + rows]
         return BatchDecision(
@@ -73,8 +73,13 @@ class PhasesBatching(BatchPolicy):
             refuse=tuple(refuse),
         )
 
-    def _holds(self, state: BatchState, admitted: list[WaitingSequence], rows: Sequence[Rows], decoding: int) -> bool:
-        """Whether the prompts of ``admitted``, which could start now, wait on while others decode."""
+    def _holds(
+        self, state: BatchState, admitted: list[WaitingSequence], rows: Sequence[Rows], decoding: int, before: int
+    ) -> bool:
+        """Whether the prompts of ``admitted``, which could start now, wait on while others decode.
+
+        ``before``: forwards of decode rows alone that a round has before the last.
+        """
         costs = state.costs
         own = sum(part.tokens for part in rows)
         seconds = costs.prompt_step_seconds(own if self._apart else own + decoding)
@@ -82,7 +87,8 @@ class PhasesBatching(BatchPolicy):
             return False
         decode_ms = 1000.0 * (costs.decode_seconds or 0.0)
         step_ms = 1000.0 * seconds
-        latest_ms = step_ms + decode_ms  # the next chance comes a decode step later
+        # The next chance comes a round later. There the prompt's step is the round's last, or with `apart` its first.
+        latest_ms = step_ms + (before + 1 + (0 if self._apart else before)) * decode_ms
         if any(
             waiting.slo_ttft_ms is not None and waiting.waited_ms + latest_ms >= waiting.slo_ttft_ms
             for waiting in state.waiting[: state.limits.max_running - len(state.running)]

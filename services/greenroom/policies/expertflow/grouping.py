@@ -21,8 +21,11 @@ _SURE = np.float32(1 - 1e-6)
 """A chance of 1 is taken for this, so that the chance that a row does not pick an expert can be divided out again."""
 _GAIN = 1e-3
 """Experts that a swap saves at least. It is above rounding, so swaps come to an end."""
-_WORK = 8.0e7
-"""Rows² × experts that looking for swaps may take. It bounds the time of a decision."""
+_WORK = 1.3e8
+"""Experts × (rows², and what else takes as long) that a decision may spend on looking for swaps, for all of its groups
+together. It bounds a decision's time: by it 64 rows of 6144 experts that make two groups are looked at three times."""
+_ROW_WORK, _SWAP_WORK = 24, 106
+"""A look's arithmetic for each row, and a swap's, in the unit of `_WORK`, as measured."""
 _MOST_LOOKS = 12
 _SWAPS_A_LOOK = 12
 _MOST_ROUNDS = 16
@@ -78,18 +81,55 @@ def balanced_medoids(alike: NDArray[np.float32], size: int, *, seed: int = 0, un
     return first
 
 
+class SwapWork:
+    """What looking for swaps may take in a decision that divides so many rows at a time, one after the other.
+
+    Each division has a share by its own size. What it leaves, those after it have.
+    """
+
+    def __init__(self, divisions: Sequence[int], experts: int) -> None:
+        self._left = _WORK / max(1, experts)
+        self._to_come = sum(map(self.of_a_look, divisions))
+
+    @staticmethod
+    def of_a_look(rows: int) -> int:
+        return rows * (rows + _ROW_WORK) + _SWAP_WORK * min(_SWAPS_A_LOOK, rows // 2)
+
+    def looks(self, rows: int) -> int:
+        """How often the next division, of so many rows, may look at all pairs; it may be never."""
+        looks = self._left // max(1, self._to_come)
+        self._to_come -= self.of_a_look(rows)
+        return int(min(_MOST_LOOKS, looks))
+
+    def looked(self, rows: int) -> None:
+        self._left -= self.of_a_look(rows)
+
+
 def swapped(paths: Scores, first: Mask) -> Mask:
     """The same two groups after swaps of one row for another, each of which lowers the expected union of both. Ours.
 
     The number of swaps is bounded, by the size of ``paths[R, N]`` alone.
     """
-    rows = len(paths)
+    return _swapped(_not_picked(paths), first, SwapWork([len(paths)], paths.shape[1]))
+
+
+def _not_picked(paths: Scores) -> Scores:
+    """``[R, N]``: the chance that a row does not pick each expert."""
+    return 1 - np.minimum(paths, _SURE)
+
+
+def _swapped(without: Scores, first: Mask, work: SwapWork) -> Mask:
+    """See ``swapped``. ``without``: of the divided rows, what ``_not_picked`` has of them."""
+    rows = len(without)
     one, other = np.flatnonzero(first), np.flatnonzero(~first)
     if not len(one) or not len(other):
         return first
-    looks = int(min(_MOST_LOOKS, max(1, _WORK // (rows * rows * max(1, paths.shape[1])))))
-    swaps = _Swaps(paths, one, other)
+    looks = work.looks(rows)
+    if not looks:
+        return first
+    swaps = _Swaps(without, one, other)
     for _ in range(looks):
+        work.looked(rows)
         if not swaps.improve():
             break
     found: Mask = np.zeros(rows, dtype=np.bool_)
@@ -105,19 +145,40 @@ def grouped(paths: Scores, sizes: Sequence[int], *, literal: bool = False, seed:
     """
     if literal:
         paths = (paths >= THRESHOLD).astype(np.float32)
-    return _divided(paths, np.arange(len(paths)), list(sizes), literal, seed)
+    rows = np.arange(len(paths))
+    if max(sizes) <= 1:  # in whichever way, they are the same groups
+        return np.split(rows, np.cumsum(sizes)[:-1])
+    swaps = None if literal else (_not_picked(paths), SwapWork(_divisions(sizes), paths.shape[1]))
+    return _divided(similarity(paths), rows, sizes, swaps, seed)
 
 
-def _divided(paths: Scores, rows: Ids, sizes: list[int], literal: bool, seed: int) -> list[Ids]:
+def _halves(sizes: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
+    half = len(sizes) // 2
+    return sizes[:half], sizes[half:]
+
+
+def _divisions(sizes: Sequence[int]) -> list[int]:
+    """The rows of each division that makes groups of these sizes."""
+    if max(sizes) <= 1 or len(sizes) == 1:
+        return []
+    return [sum(sizes), *(rows for part in _halves(sizes) for rows in _divisions(part))]
+
+
+def _divided(
+    alike: NDArray[np.float32], rows: Ids, sizes: Sequence[int], swaps: tuple[Scores, SwapWork] | None, seed: int
+) -> list[Ids]:
+    """Groups of ``rows``. ``alike`` and what ``swaps`` has are of all rows. ``swaps`` None: medoids alone."""
     if len(sizes) == 1:
         return [rows]
-    half = len(sizes) // 2
-    own = paths if len(rows) == len(paths) else paths[rows]
-    first = balanced_medoids(similarity(own), sum(sizes[:half]), seed=seed, unlike=not literal)
-    if not literal:
-        first = swapped(own, first)
-    parts = (rows[first], sizes[:half]), (rows[~first], sizes[half:])
-    return [group for part, some in parts for group in _divided(paths, part, some, literal, seed)]
+    if max(sizes) <= 1:
+        return np.split(rows, np.cumsum(sizes)[:-1])
+    one, other = _halves(sizes)
+    first = balanced_medoids(alike[np.ix_(rows, rows)], sum(one), seed=seed, unlike=swaps is not None)
+    if swaps is not None:
+        without, work = swaps
+        first = _swapped(without if len(rows) == len(without) else without[rows], first, work)
+    parts = (rows[first], one), (rows[~first], other)
+    return [group for part, some in parts for group in _divided(alike, part, some, swaps, seed)]
 
 
 class _Swaps:
@@ -128,8 +189,8 @@ class _Swaps:
     each of all pairs would leave: (u ÷ (1 − p_i)) · (1 − p_j).
     """
 
-    def __init__(self, paths: Scores, one: Ids, other: Ids) -> None:
-        self._without = 1 - np.minimum(paths, _SURE)
+    def __init__(self, without: Scores, one: Ids, other: Ids) -> None:
+        self._without = without
         self.rows = [one.copy(), other.copy()]
         self._unneeded = [self._product(group) for group in self.rows]
         self._left = self._total(self._unneeded)

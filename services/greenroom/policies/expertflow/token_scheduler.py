@@ -30,7 +30,8 @@ class TokenScheduler(BatchPolicy):
     - Where ``BatchLimits.rows_per_forward`` does not let them, they run in as few forwards as it allows, of like sizes.
       The group that shares most with what is resident goes first. Where every expert is resident nothing is grouped.
     - No sequence that decodes misses a round. Prompts keep their order and run as under FcfsBatching, beside one of the
-      groups: the one that shares most experts with the first of them, where its path is known, else the last.
+      groups: the one that shares most experts with the first of them, where its path is known, else the last. Where it
+      has little room for them, they have a forward of their own.
 
     Without paths, or where one is missing, groups are fixed, in order of admission, as under FcfsBatching.
     ``literal``: groups as the paper makes them, by medoids alone. ``seed``: of the medoids that it starts from.

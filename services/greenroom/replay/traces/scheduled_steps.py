@@ -78,8 +78,9 @@ def scheduled_steps(
     """The steps that ``policy`` decides, until every sequence has ended or ``tokens`` rows have run.
 
     All sequences wait from the start. A sequence whose rows are all of the answer, as its prompt was not recorded,
-    begins with its first decode row. Raises InvalidConfig for limits that can not work, TraceError where paths are to
-    be foretold and tokens were not recorded.
+    begins with its first decode row. What foretells paths is told of each step's picks, and then of the sequences that
+    ended with it, when the next step is asked for: whoever runs the steps tells it nothing. Raises InvalidConfig for
+    limits that can not work, TraceError where paths are to be foretold and tokens were not recorded.
     """
     if scheduling.paths is not None and trace.token is None:
         raise TraceError("this trace has no tokens, by which paths are foretold")
@@ -90,6 +91,7 @@ def scheduled_steps(
             if left <= 0:
                 return
             yield step
+            replay.ran(step.step)
             left -= len(step.step.sequences)
 
 
@@ -104,7 +106,11 @@ def true_paths(trace: RoutingTrace, rows: Ids) -> Scores:
 
 
 class _Replay:
-    """``_next``: each running sequence's next row. A sequence's prompt is its first rows that are no decode rows."""
+    """``_next``: each running sequence's next row. A sequence's prompt is its first rows that are no decode rows.
+
+    A policy is told of a prompt's rows up to where the phase changes: an encoder's rows and the decoder's prompt run in
+    forwards of their own.
+    """
 
     def __init__(self, trace: RoutingTrace, policy: BatchPolicy, scheduling: Scheduling) -> None:
         self._trace = trace
@@ -126,7 +132,7 @@ class _Replay:
         resident = self._scheduling.resident
         decision = self._policy.decide(
             BatchState(
-                waiting=tuple(WaitingSequence(n, self._prompt[n], 1) for n in self._in_line()),
+                waiting=tuple(WaitingSequence(n, self._prefill_left(n), 1) for n in self._in_line()),
                 running=tuple(RunningSequence(n, self._prefill_left(n)) for n in self._next),
                 kv_free=self._limits.max_running - len(self._next),
                 limits=self._limits,
@@ -143,6 +149,18 @@ class _Replay:
         ahead = [*steps[1:], None]
         return [replace(step, following=following) for step, following in zip(steps, ahead, strict=True)]
 
+    def ran(self, step: TraceStep) -> None:
+        """These rows have run."""
+        paths = self._scheduling.paths
+        asked = np.isin(step.sequences, list(self._begun))
+        if paths is None or step.positions is None or not asked.any():
+            return
+        paths.picked(step.sequences[asked], step.positions[asked], step.picks[asked])
+        for number in step.ended:
+            if number in self._begun:
+                self._begun.remove(number)
+                paths.end(number)
+
     def _in_line(self) -> list[int]:
         """The first that wait, up to one that has no prompt: it starts as soon as there is room."""
         first = itertools.islice(self._waiting, self._limits.max_running)
@@ -155,7 +173,13 @@ class _Replay:
         return int(own.argmax()) if own.any() else len(own)
 
     def _prefill_left(self, number: int) -> int:
-        return max(0, self._starts[number] + self._prompt[number] - self._next[number])
+        """Rows of the prompt in one phase, from its next one on. 0: it decodes."""
+        row = self._next.get(number, self._starts[number])
+        left = self._starts[number] + self._prompt[number] - row
+        if left <= 0 or self._trace.phase is None:
+            return 0
+        other = self._trace.phase[row : row + left] != self._trace.phase[row]
+        return int(other.argmax()) if other.any() else left
 
     def _admit_decoding(self) -> None:
         """Sequences without a recorded prompt run at once, as there is room."""
@@ -199,8 +223,6 @@ class _Replay:
             if self._next[part.sequence] == self._starts[part.sequence + 1]:
                 ended.append(part.sequence)
                 del self._next[part.sequence]
-                if part.sequence in self._begun and self._scheduling.paths is not None:
-                    self._scheduling.paths.end(part.sequence)
         own = set(sequences.tolist())
         started = tuple(number for number in self._started if number in own)
         tokens = None if trace.token is None else trace.token[rows].astype(np.int64)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from greenroom.policies.base.array_types import Scores
+from greenroom.policies.expertflow import grouping
 from greenroom.policies.expertflow.grouping import (
     active_experts,
     balanced_medoids,
@@ -84,6 +85,28 @@ def test_what_exceeds_a_group_goes_to_the_other_those_first_that_lose_least() ->
     for seed in range(6):
         first = balanced_medoids(similarity(paths), 3, seed=seed)
         assert sorted([np.flatnonzero(first).tolist(), np.flatnonzero(~first).tolist()]) == [[0, 1, 2], [3, 4, 5]]
+
+
+@pytest.mark.parametrize(
+    ("rows", "groups", "looks"),
+    [(64, 2, True), (64, 4, True), (64, 8, True), (64, 64, False), (200, 2, False), (200, 8, True)],
+)
+def test_all_groups_of_a_decision_share_the_work_of_looking_for_swaps(
+    rows: int, groups: int, looks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experts, work = 6144, []
+    improve = grouping._Swaps.improve
+
+    def counted(swaps: grouping._Swaps) -> bool:
+        work.append(experts * sum(map(len, swaps.rows)) ** 2)
+        return improve(swaps)
+
+    monkeypatch.setattr(grouping._Swaps, "improve", counted)
+
+    grouped(drawn(rows, experts, 0), [rows // groups] * groups)
+
+    assert sum(work) <= grouping._WORK
+    assert bool(work) == looks
 
 
 def test_swaps_find_the_best_halves_where_these_can_be_counted() -> None:

@@ -113,6 +113,38 @@ def test_prompts_have_a_forward_of_their_own_where_rows_fill_all_others() -> Non
     assert decision.admit == (30,)
 
 
+@pytest.mark.parametrize(
+    ("decoding", "wanted", "forwards_and_rows"),
+    [
+        (14, 480, [14, 16]),  # room for 2 of 16 rows is little
+        (14, 2, [16]),  # which is enough for what wants no more
+        (12, 480, [16]),  # a quarter is not little
+        (31, 480, [16, 15, 16]),
+        (16, 480, [16, 16]),
+        (16, 0, [16]),
+    ],
+)
+def test_prompts_do_not_crawl_beside_a_group_that_leaves_them_little_room(
+    decoding: int, wanted: int, forwards_and_rows: list[int]
+) -> None:
+    limits = BatchLimits(tokens_per_step=16, max_running=64, kv_total=100, plans_rounds=True)
+    prompts = [RunningSequence(99, prefill_left=wanted)] if wanted else []
+
+    decision = TokenScheduler().decide(state([0] * decoding, limits=limits, prefill=prompts))
+
+    assert [plan.tokens for plan in decision.steps] == forwards_and_rows
+
+
+def test_prompts_in_a_forward_of_their_own_keep_to_the_chunk_and_start_in_order() -> None:
+    limits = BatchLimits(tokens_per_step=16, max_running=64, kv_total=100, prefill_chunk=6, plans_rounds=True)
+    waiting = [WaitingSequence(number, 50, 5) for number in (30, 31, 32, 33)]
+
+    decision = TokenScheduler().decide(state([0] * 14, limits=limits, waiting=waiting))
+
+    assert [(part.sequence, part.tokens) for part in decision.steps[1].rows] == [(30, 6), (31, 6), (32, 4)]
+    assert decision.admit == (30, 31, 32)
+
+
 def test_a_seed_below_0_is_refused() -> None:
     with pytest.raises(InvalidConfig, match="seed"):
         TokenScheduler(seed=-1)
