@@ -56,8 +56,9 @@ def check_tables(tensors: Mapping[str, npt.NDArray[Any]], experts_per_layer: tup
 
     ``popularity[N]``: the logit of how often each expert is picked. ``bias[3, N]`` and ``weights[3, F, layers]``: for
     each of ``MODES``, and each of ``feature_names``. ``keep[C]``: what the averages over earlier tokens, one to
-    ``MOST_RATES``, keep at a token. ``tokens[K]``: the ids that there are tables of, ascending. Of each of ``GRAMS``: ``NAME.keys[R, n]``, places
-    in ``tokens``, in ascending order; ``NAME.logits[R, N]``, in bytes, whole numbers of ``NAME.unit[1]``.
+    ``MOST_RATES``, keep at a token. ``tokens[K]``: the ids that there are tables of, ascending. Of each of ``GRAMS``:
+    ``NAME.keys[R, n]``, places in ``tokens``, in ascending order; ``NAME.logits[R, N]``, in bytes, whole numbers of
+    ``NAME.unit[1]``.
     """
     size, layers = sum(experts_per_layer), len(experts_per_layer)
     names = ["popularity", "bias", "weights", "keep", "tokens"]
