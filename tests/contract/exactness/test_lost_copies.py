@@ -207,8 +207,8 @@ def test_a_mover_that_dies_after_an_expert_has_landed_breaks_the_step(
             raise ZeroDivisionError("a defect")
         end(mover, begun)
 
-    def kept(chunks: list[Chunk]) -> torch.Tensor:
-        returned.append(forward(chunks))
+    def kept(chunks: list[Chunk], *paths: Any) -> torch.Tensor:
+        returned.append(forward(chunks, *paths))
         return returned[-1]
 
     monkeypatch.setattr(Mover, "_end", dies)

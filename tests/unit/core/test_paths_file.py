@@ -118,5 +118,7 @@ def test_what_is_missing_or_unknown_is_named() -> None:
 
 @pytest.mark.parametrize("report", [[], None, "text", 3])
 def test_a_report_that_is_no_object_is_refused_where_it_is_read(report: Any) -> None:
+    file = made()
+    object.__setattr__(file, "report", report)  # as another program would write it
     with pytest.raises(Damaged, match="report"):
-        PathsFile.parse(replace(made(), report=report).dump())
+        PathsFile.parse(file.dump())
