@@ -268,9 +268,12 @@ class TimedEngine:
         before, stalled_before, phases_before = _copy(counters), counters.stall_seconds, _phases(counters)
         tokens = 0
         for step in steps:
-            scheduled = step if isinstance(step, ScheduledStep) else ScheduledStep(step, self._paths.of(step))
-            self._run(scheduled)
-            tokens += len(scheduled.step.picks)
+            if isinstance(step, ScheduledStep):  # who scheduled it tells what foretells of its picks
+                self._run(step)
+                tokens += len(step.step.picks)
+            else:
+                self.step(step)
+                tokens += len(step.picks)
         self._hardware.settle()
         counters, seconds = self._engine.refresh_counters(), self._hardware.now() - begin
         after, phases = _copy(counters), _phases(counters)
@@ -287,6 +290,7 @@ class TimedEngine:
     def step(self, step: TraceStep) -> None:
         """Run these rows; the clock then stands at their end."""
         self._run(ScheduledStep(step, self._paths.of(step)))
+        self._paths.ran(step)
 
     def _run(self, scheduled: ScheduledStep) -> None:
         step = scheduled.step
@@ -314,7 +318,6 @@ class TimedEngine:
                             engine.predicted(self._predictions.answer(request, picks))
                     rows = np.bincount(own.ravel()).astype(np.float64)
                     self._compute(landing, rows * compute.row_s + compute.expert_s)
-        self._paths.ran(step)
         for sequence in step.ended:
             engine.sequence_ended(sequence, SequenceEnd.FINISHED)
 
