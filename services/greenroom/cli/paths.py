@@ -119,7 +119,10 @@ def fit(
     for number, trace in enumerate(recorded.traces):
         if trace.token is None:
             of = f"{files[number]}, " if files else ""
-            allowed = "routing with the tokens of its rows: an array token, or decode_tokens in a .meta.jsonl beside it"
+            allowed = (
+                "routing with the tokens of its rows (`greenroom trace --tokens` records them): an array token, or "
+                "decode_tokens in a .meta.jsonl beside it"
+            )
             raise InvalidConfig("trace", f"{of}one without tokens", allowed)
     chosen = FitOptions(held_out, parse_bytes(max_bytes, field="max-bytes"), vocabulary, seed, seconds, least_sequences)
     made = _fitted(form, recorded, files, known, chosen)
