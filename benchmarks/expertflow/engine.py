@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.expertflow.served import ModelScale, ServedModel
+from benchmarks.harness.arms.engine_arm import EngineArm
 from benchmarks.harness.arms.policy_kind import Kind
 from benchmarks.harness.arms.served_turn import ServedTurn
+from benchmarks.harness.children.process_memory import at_rest, peak_bytes
 from benchmarks.harness.inputs.fitted import QUICK_FIT
 from benchmarks.harness.reporting.plots import curve, legend_below, panels_of, save, style_of, tidy
 from benchmarks.harness.reporting.progress import progress
@@ -62,8 +64,8 @@ def run(scale: Scale) -> dict[str, Any]:
         for at_once in scale.at_once:
             for share in scale.shares:
                 rounds = scale.rounds if share == THIRD and at_once in scale.rounds_at_once else 1
-                turns = _turns(served, scale, share, at_once, rounds)
-                cells += [_cell(served, name, share, at_once, own) for name, own in turns.items()]
+                turns, peaks = _turns(served, scale, share, at_once, rounds)
+                cells += [_cell(served, name, share, at_once, own, peaks[name]) for name, own in turns.items()]
                 if rounds > 1 or (share == THIRD and at_once in scale.rounds_at_once):
                     ratios[str(at_once)] = {
                         base: spread_json(Spread.of(_ratios(turns[OURS], turns[base])), 3)
@@ -83,20 +85,26 @@ def run(scale: Scale) -> dict[str, Any]:
 
 def _turns(
     served: ServedModel, scale: Scale, share: float, at_once: int, rounds: int
-) -> dict[str, dict[int, ServedTurn]]:
+) -> tuple[dict[str, dict[int, ServedTurn]], dict[str, int]]:
+    """The turns of each policy by their round, and by how much opening and warming it up raised the peak of memory."""
     asks = served.asks(scale.prompts if at_once == 1 else 2 * at_once)
     found: dict[str, dict[int, ServedTurn]] = {kind.name: {} for kind in KINDS}
+    peaks = dict[str, int]()
     with ExitStack() as stack:
-        arms = [stack.enter_context(served.arm(kind, share)) for kind in KINDS]
+        arms = list[EngineArm]()
         what = f"{share:.0%} of the experts, {at_once} at once"
-        with progress((rounds + 1) * len(arms), what, "turn") as bar:
-            for round_, arm in in_turns(arms, rounds, scale.seconds):
-                turn = arm.run(asks if round_ else asks[: max(2, at_once)], at_once)
-                if round_:
-                    found[arm.kind.name][round_] = turn
+        with progress((rounds + 1) * len(KINDS), what, "turn") as bar:
+            for kind in KINDS:
+                before = at_rest()
+                arms.append(stack.enter_context(served.arm(kind, share)))
+                arms[-1].run(asks[: max(2, at_once)], at_once)
+                peaks[kind.name] = peak_bytes() - before
+                bar.update()
+            for round_, arm in in_turns(arms, rounds, scale.seconds, warm_up=False):
+                found[arm.kind.name][round_] = arm.run(asks, at_once)
                 bar.update()
         served.shared.detach()
-    return found
+    return found, peaks
 
 
 def _ratios(ours: Mapping[int, ServedTurn], base: Mapping[int, ServedTurn]) -> list[float]:
@@ -108,9 +116,9 @@ def _speed(turn: ServedTurn) -> float:
 
 
 def _cell(
-    served: ServedModel, name: str, share: float, at_once: int, turns: Mapping[int, ServedTurn]
+    served: ServedModel, name: str, share: float, at_once: int, turns: Mapping[int, ServedTurn], peak: int
 ) -> dict[str, Any]:
-    """``arena_bytes``: of the experts that fit; all arms are in one process, whose peak says nothing of one."""
+    """``peak_bytes``: of memory, beyond the model without its experts; paths' predictor included."""
     own = list(turns.values())
     return {
         "policy": name,
@@ -120,7 +128,7 @@ def _cell(
         "tokens_per_s": spread_json(Spread.of([_speed(turn) for turn in own]), 2),
         "hit_rate": sum(turn.hits for turn in own) / max(1, sum(turn.look_ups for turn in own)),
         "mib_per_token": sum(turn.bytes_moved for turn in own) / sum(turn.tokens for turn in own) / MIB,
-        "arena_bytes": int(share * served.shared.catalogue.size) * served.shared.expert_bytes,
+        "peak_bytes": peak,
         "phases": {phase: _phase(own, phase) for phase in ("prefill", "decode")},
     }
 
@@ -138,7 +146,7 @@ def _phase(turns: Sequence[ServedTurn], phase: str) -> dict[str, Any]:
 def table(found: Mapping[str, Any]) -> str:
     lines = [
         f"{'experts':>8}{'at once':>9}  {'policy':<22}{'tokens/s':>24}{'hits %':>8}{'MiB a token':>13}"
-        f"{'prompt step ms':>16}{'waiting %':>11}{'answer step ms':>16}{'waiting %':>11}{'arena MiB':>11}"
+        f"{'prompt step ms':>16}{'waiting %':>11}{'answer step ms':>16}{'waiting %':>11}{'peak MiB':>10}"
     ]
     for cell in found["cells"]:
         phases = "".join(
@@ -147,7 +155,7 @@ def table(found: Mapping[str, Any]) -> str:
         )
         lines.append(
             f"{cell['share']:>8.0%}{cell['at_once']:>9}  {cell['policy']:<22}{median_range(cell['tokens_per_s']):>24}"
-            f"{100 * cell['hit_rate']:>8.1f}{cell['mib_per_token']:>13.1f}{phases}{cell['arena_bytes'] / MIB:>11.0f}"
+            f"{100 * cell['hit_rate']:>8.1f}{cell['mib_per_token']:>13.1f}{phases}{cell['peak_bytes'] / MIB:>10.0f}"
         )
     for at_once, ratios in found["ratios"].items():
         said = ", ".join(f"{name} {median_range(ratio, 3)}" for name, ratio in ratios.items())

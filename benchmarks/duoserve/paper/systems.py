@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -10,7 +9,7 @@ from typing import Final, NamedTuple
 
 from benchmarks.harness.arms.engine_arm import EngineArm
 from benchmarks.harness.arms.policy_kind import Kind
-from benchmarks.harness.children.process_memory import memory, peak_bytes, reset_peak
+from benchmarks.harness.children.process_memory import at_rest, peak_bytes
 from benchmarks.harness.inputs.shared_model import Ask, SharedModel
 from greenroom.core.artifacts.artifact_file import ArtifactFile
 from greenroom.policies.base.artifacts import artifact_of
@@ -72,9 +71,7 @@ def peaks(shared: SharedModel, files: Sequence[ArtifactFile], asks: Sequence[Ask
     found = {}
     for system in (SYSTEMS[1], *SYSTEMS):  # the first turn of all allocates what the model itself needs
         gc.collect()
-        _give_back_freed()
-        reset_peak()
-        before = memory()["rss"]
+        before = at_rest()
         arm = opened(system, shared, files)
         try:
             arm.run(asks, 1)
@@ -88,6 +85,3 @@ def peaks(shared: SharedModel, files: Sequence[ArtifactFile], asks: Sequence[Ask
     return found
 
 
-def _give_back_freed() -> None:
-    """Else what is allocated next lies in pages that the process still has, and no peak shows it."""
-    ctypes.CDLL(None).malloc_trim(0)
