@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,6 +25,9 @@ from greenroom.core.errors import InvalidConfig
 from greenroom.predictor.kinds.paths import counts as paths_counts
 from greenroom.predictor.kinds.paths import fit as paths_fit
 from greenroom.predictor.kinds.paths import logistic as paths_logistic
+from greenroom.predictor.kinds.paths import t5, t5_past, t5_samples, t5_start, t5_training
+from greenroom.predictor.kinds.paths.prompt_texts import prompts_beside, prompts_of
+from greenroom.predictor.kinds.paths.t5_training import T5Options
 from greenroom.replay import RoutingTrace
 from greenroom.replay.traces.token_numbers import numbered_by, tokens_of
 
@@ -67,13 +70,19 @@ def worlds(inputs: Inputs) -> Iterator[World]:
         if trace.token is None:
             allowed = "routing with the tokens of its rows: an array token, or decode_tokens in a .meta.jsonl beside it"
             raise InvalidConfig("trace", str(inputs.trace), allowed)
-        yield split(inputs.trace.stem, trace.part(0, inputs.sequences))
+        prompts = prompts_beside(inputs.trace, trace.sequences)
+        yield split(inputs.trace.stem, trace.part(0, inputs.sequences), prompts)
 
 
-def split(name: str, trace: RoutingTrace) -> World:
-    """Texts are numbered by the sequences that are fitted to: others are the unknown token."""
+def split(name: str, trace: RoutingTrace, prompts: Sequence[str] | None = None) -> World:
+    """Texts are numbered by the sequences that are fitted to: others are the unknown token. ``prompts``: of all
+    sequences, and perhaps of more."""
     learnt = trace.sequences - max(1, math.ceil(trace.sequences * MEASURED))
-    return world_of(name, numbered_by(trace, learnt), MEASURED)
+    trace = numbered_by(trace, learnt)
+    world = world_of(name, trace, MEASURED)
+    if prompts is None or trace.token_texts is None:
+        return world
+    return replace(world, prompts=prompts_of(trace, learnt, prompts[: trace.sequences]))
 
 
 @lru_cache(maxsize=2)
@@ -88,14 +97,35 @@ def fitted_to(world: World, fit: FitBoth, trace: RoutingTrace | None = None) -> 
     return Files(reuse, path, tables(world.name, trace, reuse, fit, kept))
 
 
-def tables(name: str, trace: RoutingTrace, reuse: ReuseFile, fit: FitBoth, kept: Kept) -> PathsFile:
-    """Of tokens (``greenroom paths fit``)."""
-    digest = hashlib.sha256(tokens_of(trace).tobytes() + trace.experts.tobytes() + trace.seq_starts.tobytes())
+def tables(name: str, trace: RoutingTrace, reuse: ReuseFile, fit: FitBoth, kept: Kept, shared_by: int = 1) -> PathsFile:
+    """Of tokens that so many sequences have (``greenroom paths fit``)."""
+    options = paths_fit.FitOptions(least_sequences=shared_by)
     with progress(trace.layers, f"{name}: fitting tables of tokens", "layer") as bar:
         return kept.get(
-            PathsFile, digest.hexdigest()[:16], fit.reuse, (paths_fit, paths_counts, paths_logistic),
-            lambda: paths_fit.fit(trace, reuse, on_layer=lambda _: bar.update()),
+            PathsFile, _digest_with_tokens(trace), (fit.reuse, options), (paths_fit, paths_counts, paths_logistic),
+            lambda: paths_fit.fit(trace, reuse, options, on_layer=lambda _: bar.update()),
         )  # fmt: skip
+
+
+def network(world: World, files: Files, options: T5Options) -> PathsFile:
+    """As ``greenroom paths fit --form t5`` trains it."""
+    prompts = None if world.prompts is None else world.prompts[: world.fitted.sequences]
+    with progress(100, f"{world.name}: training T5", "%") as bar:
+        return Kept.usual().get(
+            PathsFile, _digest_with_tokens(world.fitted), (options, prompts is None), _NETWORK,
+            lambda: t5_training.fit_t5(
+                world.fitted, prompts, options, reuse=files.reuse,
+                on_progress=lambda share: bar.update(round(100 * share) - bar.n),
+            ),
+        )  # fmt: skip
+
+
+_NETWORK: Final = (t5, t5_past, t5_samples, t5_start, t5_training)
+
+
+def _digest_with_tokens(trace: RoutingTrace) -> str:
+    found = hashlib.sha256(tokens_of(trace).tobytes() + trace.experts.tobytes() + trace.seq_starts.tobytes())
+    return found.hexdigest()[:16]
 
 
 # -- for processes that replay side by side --------------------------------------------------------------------------

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
-import gc
 from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.coserve.real.board import RealBoard
 from benchmarks.coserve.settings import Setting
-from benchmarks.harness.children.process_memory import memory, peak_bytes, reset_peak
+from benchmarks.harness.children.process_memory import at_rest, peak_bytes
 from benchmarks.harness.reporting.statistics import percentile
 from greenroom.coe.serving.config import ServingConfig
 from greenroom.coe.serving.runtime import CollaborationRuntime
@@ -29,9 +27,7 @@ def served(real: RealBoard, selection: Selection, setting: Setting, ways: Sequen
         progress=False,
     )  # fmt: skip
     calls = real.calls(ways)
-    give_back_memory()
-    reset_peak()
-    before = memory()["rss"]
+    before = at_rest()
     with CollaborationRuntime(config) as runtime:
         busy_s = runtime.link.busy_seconds
         answers = serve_calls(runtime.engine, calls)
@@ -72,9 +68,3 @@ def check_answers(real: RealBoard, ways: Sequence[Way], answers: Answers) -> Non
         path = tuple(real.graph.names[expert] for expert in way.experts)
         if outcome.error is not None or outcome.path != path:
             raise RuntimeError(f"a request of {path} came to {outcome.path}: {outcome.error}")
-
-
-def give_back_memory() -> None:
-    """What a turn before has left."""
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)

@@ -83,5 +83,3 @@ def peaks(shared: SharedModel, files: Sequence[ArtifactFile], asks: Sequence[Ask
             del arm
     gc.collect()
     return found
-
-

@@ -23,18 +23,21 @@ def table(found: Mapping[str, Any]) -> str:
             lines.append(f"{row['rows']:<14}{cells}{median_range(row['share']):>26}")
         lines.append(
             f"{found['machine']}, {own['cells'][0]['slots']} slots\n"
-            f"{'running':>8}{'a forward':>11}{'batching':>18}{'paths':>10}{'forwards':>10}{'ready %':>9}"
+            f"{'running':>8}{'a forward':>11}{'batching':>26}{'paths':>10}{'forwards':>10}{'ready %':>9}"
             f"{'ms a row':>10}{'ms a round':>12}{'MiB a row':>11}"
         )
         for cell in (cell for cell in own["cells"] if cell["seed"] == 0):
             bound = "all" if cell["rows_per_forward"] is None else cell["rows_per_forward"]
+            batching = cell["batching"] + ("" if cell["told"] else ", not told")
             lines.append(
-                f"{cell['running']:>8}{bound:>11}{cell['batching']:>18}{'known' if cell['known'] else 'tables':>10}"
+                f"{cell['running']:>8}{bound:>11}{batching:>26}{'known' if cell['known'] else 'tables':>10}"
                 f"{cell['forwards']:>10.2f}{100 * cell['ready_rate']:>9.1f}{cell['ms']:>10.2f}{cell['round_ms']:>12.1f}"
                 f"{cell['mib']:>11.1f}"
             )
         for name, ratio in own["bounded"].items():
             lines.append(f"bounded, {name}: bytes over fixed groups' {median_range(ratio, 3)}")
+        for paths, ratio in own["across_steps"].items():
+            lines.append(f"bounded, {paths}: time with wants across steps over that without {median_range(ratio, 3)}")
         for running, ratio in own["unbounded"].items():
             forwards, latency = own["forwards"][running], median_range(own["latency"][running], 3)
             lines.append(

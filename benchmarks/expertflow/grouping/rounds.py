@@ -27,7 +27,8 @@ Batching = Literal["fcfs", "token-scheduler", "literal", "forced"]
 @dataclass(frozen=True, slots=True)
 class RoundsJob:
     """``running``: sequences at once, of which a forward holds up to ``rows_per_forward`` decode rows (None: all).
-    ``known``: paths are those of the trace. ``rounds``: rows for each running sequence. ``seed``: of the routers'
+    ``known``: paths are those of the trace. ``told`` False: the policy does not hear of a forward before it begins, so
+    wants do not cross the border of steps. ``rounds``: rows for each running sequence. ``seed``: of the routers'
     mistakes, and of the groups that a literal one starts from."""
 
     folder: Path
@@ -36,6 +37,7 @@ class RoundsJob:
     rounds: int
     rows_per_forward: int | None = None
     known: bool = False
+    told: bool = True
     seed: int = 0
 
     def policy(self) -> BatchPolicy:
@@ -60,12 +62,14 @@ def replayed(job: RoundsJob) -> dict[str, Any]:
             job.running, job.rows_per_forward, paths=None if job.known else foretold, known=job.known,
             resident=lambda: engine.experts.device.resident,
         )  # fmt: skip
-        found = engine.run(counted.of(scheduled_steps(trace, job.policy(), scheduling), job.rounds))
+        steps = counted.of(scheduled_steps(trace, job.policy(), scheduling), job.rounds)
+        found = engine.run(steps if job.told else (replace(step, following=None) for step in steps))
     return {
         "batching": job.batching,
         "running": job.running,
         "rows_per_forward": job.rows_per_forward,
         "known": job.known,
+        "told": job.told,
         "seed": job.seed,
         "slots": slots,
         "rows": found.tokens,

@@ -71,9 +71,15 @@ def jobs(folder: Path, scale: Scale) -> list[RoundsJob]:
     for seed in range(scale.seeds):
         for known in (False, True):
             found += [
-                RoundsJob(folder, batching, scale.bounded, scale.rounds, scale.bounded // 2, known, seed)
+                RoundsJob(folder, batching, scale.bounded, scale.rounds, scale.bounded // 2, known, seed=seed)
                 for batching in ("fcfs", "literal", "token-scheduler")
             ]
+            found.append(
+                RoundsJob(
+                    folder, "token-scheduler", scale.bounded, scale.rounds, scale.bounded // 2, known, told=False,
+                    seed=seed,
+                )
+            )  # fmt: skip
         for running in sorted(scale.unbounded, reverse=True):
             found += [
                 RoundsJob(folder, batching, running, scale.rounds, seed=seed)
@@ -89,7 +95,8 @@ def jobs(folder: Path, scale: Scale) -> list[RoundsJob]:
 
 def ratios(cells: Cells, scale: Scale) -> dict[str, Any]:
     """Each over `fcfs` with the same seed. ``bounded``: bytes over those of fixed groups, by batching. ``unbounded``:
-    by how many run, the time over that of one forward. ``latency``: a round of two forced groups over that of one
+    by how many run, the time over that of one forward. ``across_steps``: bounded, the time where wants cross the border
+    of steps over that where they do not. ``latency``: a round of two forced groups over that of one
     forward. ``forced``: bytes of two groups by true paths over those of one forward. ``forwards``: in a round, as
     chosen."""
     half, chosen = scale.bounded // 2, "token-scheduler"
@@ -98,6 +105,10 @@ def ratios(cells: Cells, scale: Scale) -> dict[str, Any]:
             name + (", paths known" if known else ""): _over(cells, "mib", name, scale.bounded, half, known)
             for known in (False, True)
             for name in ("literal", "token-scheduler")
+        },
+        "across_steps": {
+            "paths known" if known else "tables": _told_over_not(cells, scale.bounded, half, known)
+            for known in (False, True)
         },
         "unbounded": {str(n): _over(cells, "ms", chosen, n) for n in scale.unbounded},
         "latency": {str(n): _over(cells, "round_ms", "forced", n) for n in scale.unbounded},
@@ -112,13 +123,23 @@ def ratios(cells: Cells, scale: Scale) -> dict[str, Any]:
 def _over(
     cells: Cells, figure: str, batching: str, running: int, rows: int | None = None, known: bool = False
 ) -> dict[str, float]:
-    ours = _cells(cells, batching, running, rows, known)
-    base = {cell["seed"]: cell[figure] for cell in _cells(cells, "fcfs", running, rows, known)}
-    found = spread_json(Spread.of([cell[figure] / base[cell["seed"]] for cell in ours]), 4)
+    return _ratio(figure, _cells(cells, batching, running, rows, known), _cells(cells, "fcfs", running, rows, known))
+
+
+def _told_over_not(cells: Cells, running: int, rows: int, known: bool) -> dict[str, float]:
+    told, untold = (_cells(cells, "token-scheduler", running, rows, known, told=one) for one in (True, False))
+    return _ratio("ms", told, untold)
+
+
+def _ratio(figure: str, ours: Cells, base: Cells) -> dict[str, float]:
+    by_seed = {cell["seed"]: cell[figure] for cell in base}
+    found = spread_json(Spread.of([cell[figure] / by_seed[cell["seed"]] for cell in ours]), 4)
     assert found is not None
     return found
 
 
-def _cells(cells: Cells, batching: str, running: int, rows: int | None = None, known: bool = False) -> Cells:
-    wanted = (batching, running, rows, known)
-    return [c for c in cells if (c["batching"], c["running"], c["rows_per_forward"], c["known"]) == wanted]
+def _cells(
+    cells: Cells, batching: str, running: int, rows: int | None = None, known: bool = False, *, told: bool = True
+) -> Cells:
+    wanted = (batching, running, rows, known, told)
+    return [c for c in cells if (c["batching"], c["running"], c["rows_per_forward"], c["known"], c["told"]) == wanted]

@@ -6,7 +6,7 @@ python -m benchmarks.expertflow --stage recall
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -32,6 +32,7 @@ from benchmarks.harness.inputs.split_routing import World
 from benchmarks.harness.reporting.accuracy import Recalls
 from benchmarks.harness.reporting.progress import each
 from greenroom.policies.base.array_types import Mask
+from greenroom.predictor.kinds.paths.t5_training import T5Options
 
 UNIFORM: Final = "uniform"
 PAPER: Final = {"least": 0.73, "most": 0.87}
@@ -41,14 +42,17 @@ PAPER: Final = {"least": 0.73, "most": 0.87}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale(Inputs):
     """``batches``: rows of one. ``draws``: batches of each size. ``learnt``: shares of the sequences to learn from that
-    the tables are fitted to."""
+    the tables are fitted to. ``t5``: how the network is trained; the sequences that are measured are none of its."""
 
     batches: tuple[int, ...] = (8, 16, 32)
     draws: int = 300
     learnt: tuple[float, ...] = (0.125, 0.25, 0.5, 1.0)
+    t5: T5Options = field(default_factory=T5Options)
 
 
-QUICK = Scale(prompts=60, sequences=24, seeds=2, fit=QUICK_FIT, draws=20, learnt=(0.5, 1.0))
+QUICK = Scale(
+    prompts=60, sequences=24, seeds=2, fit=QUICK_FIT, draws=20, learnt=(0.5, 1.0), t5=T5Options(epochs=1, seconds=5.0)
+)
 
 
 def run(scale: Scale) -> dict[str, Any]:
@@ -70,7 +74,8 @@ def compared(world: World, files: Files, scale: Scale) -> dict[str, Any]:
     truth = picked(catalogue, world.measured)[world.rows]
     owner = np.searchsorted(world.measured.seq_starts, world.rows, side="right")
     masks: dict[str, Mask] = {UNIFORM: uniform(catalogue, len(world.rows))}
-    for name, scores in each(foretellers(world, files).items(), f"{world.name}: predictors", "predictor"):
+    made = foretellers(world, files, scale.fit, scale.t5)
+    for name, scores in each(made.items(), f"{world.name}: predictors", "predictor"):
         masks[name] = named(catalogue, scores())
     recalls = {name: Recalls(recall_of(mask, truth), owner) for name, mask in masks.items()}
     rows = []

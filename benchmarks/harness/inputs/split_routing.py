@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,12 +18,14 @@ from greenroom.replay import RoutingTrace
 @dataclass(frozen=True, slots=True, eq=False)
 class World:
     """``rows``: of ``measured``, those that are foreseen: tokens that decode, but for the first of a sequence, of which
-    no predictor of its sequence knows anything."""
+    no predictor of its sequence knows anything. ``prompts``: of each sequence that is fitted to and then of each that
+    is measured, in the tokens' ids, where the routing has no rows of them."""
 
     name: str
     fitted: RoutingTrace
     measured: RoutingTrace
     rows: NDArray[np.intp]
+    prompts: Sequence[NDArray[np.int64]] | None = None
 
     @property
     def top_k(self) -> int:
