@@ -23,13 +23,14 @@ def test_each_replay_is_held_against_the_same_one_without_grouping() -> None:
         cells.append(
             {
                 "batching": job.batching, "running": job.running, "rows_per_forward": job.rows_per_forward,
-                "known": job.known, "seed": job.seed, "forwards": 1 + (job.batching == "forced"),
-                "mib": 10 * (1 if plain else grouped), "ms": 4, "round_ms": 8 if plain else 16,
+                "known": job.known, "told": job.told, "seed": job.seed, "forwards": 1 + (job.batching == "forced"),
+                "mib": 10 * (1 if plain else grouped), "ms": 4 if job.told else 5, "round_ms": 8 if plain else 16,
             }
         )  # fmt: skip
     found = ratios(cells, QUICK)
     assert found["bounded"]["token-scheduler"]["median"] == pytest.approx(0.8)
     assert found["bounded"]["token-scheduler, paths known"]["median"] == 0.5
+    assert {ratio["median"] for ratio in found["across_steps"].values()} == {0.8}
     assert {ratio["median"] for ratio in found["forced"].values()} == {0.5}
     assert {ratio["median"] for ratio in found["unbounded"].values()} == {1}
     assert {ratio["median"] for ratio in found["latency"].values()} == {2}

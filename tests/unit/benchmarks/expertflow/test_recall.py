@@ -6,12 +6,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from benchmarks.expertflow.recall.batches import ALL_ACTIVE, batches, union_accuracy
-from benchmarks.expertflow.recall.foretellers import by_layer_before, by_token, named, picked
+from benchmarks.expertflow.recall.foretellers import by_layer_before, by_paths, by_token, named, picked
 from benchmarks.expertflow.recall.stage import recall_of
 from benchmarks.harness.inputs.split_routing import World
+from greenroom.policies.base.array_types import Ids, Scores
+from greenroom.policies.base.events import Phase
+from greenroom.policies.base.expert_keys import Catalogue
+from greenroom.policies.base.token_paths import TokenPaths
 from greenroom.replay import RoutingTrace
+from greenroom.replay.traces.token_numbers import tokens_of
 from tests.unit.replay.traces import trace_of
 
 
@@ -42,6 +48,52 @@ def test_what_follows_from_the_token_is_named_by_its_table() -> None:
     first = catalogue.spans[0]
     assert (mask[:, first] == truth[:, first]).all()
     assert 0.5 <= recall_of(mask, truth).mean() < 1
+
+
+class Asked(TokenPaths):
+    """Writes down what it is asked; foretells the position."""
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._size = catalogue.size
+        self.prompts: dict[int, list[int]] = {}
+        self.rows: dict[int, list[tuple[int, int]]] = {}
+        self.told: dict[int, list[int]] = {}
+
+    def begin(self, sequence: int, prompt: Ids) -> None:
+        self.prompts[sequence] = prompt.tolist()
+
+    def chances(self, sequences: Ids, positions: Ids, tokens: Ids) -> Scores:
+        for one in zip(sequences.tolist(), positions.tolist(), tokens.tolist(), strict=True):
+            self.rows.setdefault(one[0], []).append(one[1:])
+        return np.repeat(positions[:, None], self._size, axis=1).astype(np.float32)
+
+    def picked(self, sequences: Ids, positions: Ids, picks: NDArray[np.integer]) -> None:
+        for sequence, position in zip(sequences.tolist(), positions.tolist(), strict=True):
+            self.told.setdefault(sequence, []).append(position)
+
+    def end(self, sequence: int) -> None:
+        raise AssertionError("nothing ends while it is asked")
+
+
+@pytest.mark.parametrize("prompts", ["rows of the trace", "beside it"])
+def test_whatever_foretells_is_asked_in_the_order_of_each_sequence(prompts: str) -> None:
+    world = world_of_two()
+    catalogue, tokens = world.measured.catalogue(), tokens_of(world.measured)
+    if prompts == "beside it":
+        world = replace(world, prompts=[np.array([n, n + 1]) for n in range(4)])
+        expected = {0: [2, 3], 1: [3, 4]}
+    else:
+        phase = np.where(np.arange(60) % 30 < 5, Phase.PREFILL, Phase.DECODE)
+        world = replace(world, measured=replace(world.measured, phase=phase))
+        expected = {0: tokens[:5].tolist(), 1: tokens[30:35].tolist()}
+    asked = Asked(catalogue)
+    past = np.zeros((60, catalogue.size), dtype=np.float32)
+    found = by_paths(world, catalogue, "asked", lambda known: asked, past)
+    assert asked.prompts == expected
+    for sequence, begin in enumerate((0, 30)):
+        assert asked.rows[sequence] == list(enumerate(tokens[begin : begin + 30].tolist()))
+        assert asked.told[sequence] == list(range(30))
+    assert found[:, 0].tolist() == (world.rows % 30).tolist()
 
 
 def test_the_layer_before_names_what_follows_it() -> None:
