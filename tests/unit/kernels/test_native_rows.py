@@ -14,7 +14,13 @@ from torch.nn import functional as F
 
 from greenroom.core.errors import InvalidConfig
 from greenroom.moe.kernels.native.library import NativeUnavailable
-from greenroom.moe.kernels.native.rows import AttentionWeights, NativeRows, native_rows
+from greenroom.moe.kernels.native.rows import (
+    ALL_INSTRUCTION_SETS,
+    AttentionWeights,
+    NativeRows,
+    lowered,
+    native_rows,
+)
 
 try:
     native: NativeRows = native_rows()
@@ -66,6 +72,20 @@ def test_a_row_does_not_depend_on_the_rows_beside_it_nor_on_threads(shape: tuple
     together = native.linear(rows, weight)
     for row in range(count):
         assert torch.equal(native.linear(rows[row : row + 1], weight)[0], together[row])
+
+
+@pytest.mark.parametrize("rows", [31, 33, 70])
+def test_many_long_rows_are_computed_as_each_alone(rows: int) -> None:
+    """More than a block of them, which stays in the processor's cache."""
+    inputs, outputs = 4096, 24
+    x, weight, down = random(0, rows, inputs), random(1, outputs, inputs), random(2, inputs, outputs // 2)
+    together, alone = native.linear(x, weight), torch.cat([native.linear(row[None], weight) for row in x])
+    assert torch.equal(together, alone)
+    out, tokens, scales = torch.zeros_like(x), list(range(rows))[::-1], [1.0] * rows
+    expert(weight, down, x, tokens, scales, out, add=True)
+    for row in range(rows):
+        own = torch.zeros(1, inputs, dtype=torch.bfloat16)
+        assert torch.equal(expert(weight, down, x[row : row + 1], [0], [1.0], own, add=True)[0], out[row])
 
 
 def test_threads_change_nothing() -> None:
@@ -189,6 +209,21 @@ def test_what_is_around_attention_is_its_parts_one_by_one(
     out = native.after_attention(of, mixed, after)
     assert torch.equal(after, stream + native.linear(mixed, held["output"]))
     assert torch.equal(out, native.rms_norm(after, held["after"], 1e-5))
+
+
+def test_the_environment_only_lowers_the_instruction_set() -> None:
+    found = ("avx512", "avx2", "plain")
+    assert lowered(found, None) == lowered(found, "") == lowered(found, "avx512bf16") == found
+    assert lowered(found, "avx2") == ("avx2", "plain")
+    with pytest.raises(InvalidConfig, match=r"GREENROOM_INSTRUCTIONS.*sse.*avx512bf16, avx512, avx2, plain"):
+        lowered(found, "sse")
+    with pytest.raises(NativeUnavailable, match="the slowest that is compiled is avx2"):
+        lowered(("avx512", "avx2"), "plain")
+
+
+def test_all_instruction_sets_have_their_place_in_the_order() -> None:
+    assert set(native.instruction_sets) <= set(ALL_INSTRUCTION_SETS)
+    assert sorted(native.instruction_sets, key=ALL_INSTRUCTION_SETS.index) == list(native.instruction_sets)
 
 
 def test_an_unknown_instruction_set_lists_the_known() -> None:

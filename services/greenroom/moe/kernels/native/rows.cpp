@@ -12,6 +12,9 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <immintrin.h>
+// Older compilers do not know the instructions.
+#define HAS_AVX512BF16 (__GNUC__ >= 10 || __clang_major__ >= 9)
 #endif
 
 namespace {
@@ -22,12 +25,17 @@ typedef int (*ThreadNumberFn)();
 ParallelFn gomp_parallel = nullptr;
 ThreadNumberFn thread_number = nullptr, thread_count = nullptr;
 
-// Rows of bf16, converted to floats. A row's even elements lie in `even`, its odd ones in `odd`, `words` of each.
-// `stride` is `words` rounded up to whole vectors. The padding is zero.
-struct Split {
+// Rows of bf16 as an instruction set multiplies them, two elements to a word, `words` in a row. Sets that multiply floats
+// have a row's even elements in `even` and its odd ones in `odd`, converted. Sets that multiply bf16 have the words
+// themselves in `pairs`. `stride` is `words` rounded up to whole vectors. The padding is zero.
+struct Rows {
   float *even, *odd;
+  uint32_t *pairs;
   size_t words, stride;
-  Split from(size_t row) const { return {even + row * stride, odd + row * stride, words, stride}; }
+  Rows from(size_t row) const {
+    const size_t at = row * stride;
+    return pairs ? Rows{nullptr, nullptr, pairs + at, words, stride} : Rows{even + at, odd + at, nullptr, words, stride};
+  }
 };
 
 struct Linear {
@@ -91,54 +99,47 @@ inline uint16_t to_bf16(float value) {
 
 constexpr size_t PADDING = 16, ROWS_WORTH_A_THREAD = 8, ROWS_TOGETHER = 32;
 
-// This thread's memory for one Split. It is kept for the next call.
-struct Scratch {
-  std::vector<float> numbers;
-  Split split(size_t rows, size_t elements) {
-    size_t words = elements / 2, stride = (words + PADDING - 1) / PADDING * PADDING;
-    if (numbers.size() < 2 * rows * stride + PADDING) numbers.resize(2 * rows * stride + PADDING);
-    float *first = (float *)(((uintptr_t)numbers.data() + 63) / 64 * 64);
-    Split split{first, first + rows * stride, words, stride};
-    for (size_t r = 0; r < rows; r++)
-      for (size_t j = words; j < stride; j++) split.even[r * stride + j] = split.odd[r * stride + j] = 0;
-    return split;
-  }
-};
-
-void fill(Split &split, const uint16_t *rows, const int64_t *tokens, size_t count) {
-  for (size_t r = 0; r < count; r++) {
-    const uint16_t *row = rows + (tokens ? tokens[r] : (int64_t)r) * 2 * split.words;
-    float *even = split.even + r * split.stride, *odd = split.odd + r * split.stride;
-    for (size_t j = 0; j < split.words; j++) {
-      even[j] = to_float(row[2 * j]);
-      odd[j] = to_float(row[2 * j + 1]);
-    }
-  }
-}
-
 #if defined(__x86_64__)
 #if defined(__clang__)
 #define BEGIN_AVX512 _Pragma("clang attribute push(__attribute__((target(\"avx512f\"))), apply_to=function)")
+#define BEGIN_AVX512BF16 \
+  _Pragma("clang attribute push(__attribute__((target(\"avx512f,avx512bw,avx512vl,avx512bf16\"))), apply_to=function)")
 #define BEGIN_AVX2 _Pragma("clang attribute push(__attribute__((target(\"avx2,fma\"))), apply_to=function)")
 #define END_TARGET _Pragma("clang attribute pop")
 #else
 #define BEGIN_AVX512 _Pragma("GCC push_options") _Pragma("GCC target(\"avx512f,prefer-vector-width=512\")")
+#define BEGIN_AVX512BF16 \
+  _Pragma("GCC push_options") _Pragma("GCC target(\"avx512f,avx512bw,avx512vl,avx512bf16,prefer-vector-width=512\")")
 #define BEGIN_AVX2 _Pragma("GCC push_options") _Pragma("GCC target(\"avx2,fma\")")
 #define END_TARGET _Pragma("GCC pop_options")
+#endif
+
+#define LANES_ARE_16 1
+#if HAS_AVX512BF16
+BEGIN_AVX512BF16
+namespace avx512bf16 {
+constexpr int LANES = 16;
+constexpr bool PAIRS = true;
+#define MULTIPLIES_PAIRS 1
+#include "rows_kernel.inc"
+#undef MULTIPLIES_PAIRS
+}
+END_TARGET
 #endif
 
 BEGIN_AVX512
 namespace avx512 {
 constexpr int LANES = 16, TILE_WEIGHTS = 4, TILE_ROWS = 4;
-#define LANES_ARE_16 1
+constexpr bool PAIRS = false;
 #include "rows_kernel.inc"
-#undef LANES_ARE_16
 }
 END_TARGET
+#undef LANES_ARE_16
 
 BEGIN_AVX2
 namespace avx2 {
 constexpr int LANES = 8, TILE_WEIGHTS = 2, TILE_ROWS = 4;
+constexpr bool PAIRS = false;
 #include "rows_kernel.inc"
 }
 END_TARGET
@@ -146,21 +147,23 @@ END_TARGET
 
 namespace plain {
 constexpr int LANES = 4, TILE_WEIGHTS = 4, TILE_ROWS = 4;
+constexpr bool PAIRS = false;
 #include "rows_kernel.inc"
 }
 
 struct Kernels {
   const char *name;
-  void (*hidden)(const Expert &, const Split &, Split &, size_t rows, size_t begin, size_t end);
-  void (*output)(const Expert &, const Split &, size_t begin, size_t end);
-  void (*linear)(const Linear &, const Split &, size_t begin, size_t end);
+  void (*hidden)(const Expert &, const Rows &, Rows &, size_t begin, size_t end);
+  void (*output)(const Expert &, const Rows &, size_t begin, size_t end);
+  void (*linear)(const Linear &, const Rows &, size_t begin, size_t end);
   void (*norm)(const Norm &, size_t begin, size_t end);
   void (*attention)(const Attention &, size_t begin, size_t end);
   int lanes;
+  bool pairs;  // it multiplies bf16
 };
 
 #define KERNELS(of) \
-  { #of, of::hidden_part, of::output_part, of::linear_part, of::norm_part, of::attention_part, of::LANES }
+  { #of, of::hidden_part, of::output_part, of::linear_part, of::norm_part, of::attention_part, of::LANES, of::PAIRS }
 
 // The instruction sets that this processor can run, the fastest first. On x86 without AVX2 there is none: torch is
 // faster there than `plain`.
@@ -168,6 +171,9 @@ std::vector<Kernels> available() {
   std::vector<Kernels> found;
 #if defined(__x86_64__)
   __builtin_cpu_init();
+#if HAS_AVX512BF16
+  if (__builtin_cpu_supports("avx512bf16")) found.push_back(KERNELS(avx512bf16));
+#endif
   if (__builtin_cpu_supports("avx512f")) found.push_back(KERNELS(avx512));
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) found.push_back(KERNELS(avx2));
   if (found.empty()) return found;
@@ -178,6 +184,37 @@ std::vector<Kernels> available() {
 
 const std::vector<Kernels> choices = available();
 Kernels kernels = choices.empty() ? Kernels{} : choices.front();
+
+// This thread's memory for some Rows. It is kept for the next call.
+struct Scratch {
+  std::vector<float> numbers;
+  Rows rows(size_t rows, size_t elements) {
+    const size_t words = elements / 2, stride = (words + PADDING - 1) / PADDING * PADDING | (kernels.pairs ? PADDING : 0);
+    const size_t planes = kernels.pairs ? 1 : 2;
+    if (numbers.size() < planes * rows * stride + PADDING) numbers.resize(planes * rows * stride + PADDING);
+    float *first = (float *)(((uintptr_t)numbers.data() + 63) / 64 * 64);
+    Rows found = kernels.pairs ? Rows{nullptr, nullptr, (uint32_t *)first, words, stride}
+                               : Rows{first, first + rows * stride, nullptr, words, stride};
+    for (size_t r = 0; words < stride && r < planes * rows; r++) memset(first + r * stride + words, 0, (stride - words) * 4);
+    return found;
+  }
+};
+
+// The rows of bf16 that `tokens` name, or the first `count`.
+void fill(Rows &into, const uint16_t *rows, const int64_t *tokens, size_t count) {
+  for (size_t r = 0; r < count; r++) {
+    const uint16_t *row = rows + (tokens ? tokens[r] : (int64_t)r) * 2 * into.words;
+    if (into.pairs) {
+      memcpy(into.pairs + r * into.stride, row, into.words * 4);
+      continue;
+    }
+    float *even = into.even + r * into.stride, *odd = into.odd + r * into.stride;
+    for (size_t j = 0; j < into.words; j++) {
+      even[j] = to_float(row[2 * j]);
+      odd[j] = to_float(row[2 * j + 1]);
+    }
+  }
+}
 
 // Calls `work(me, of)` on each of `of` threads: a parallel region.
 template <class Work>
@@ -205,7 +242,7 @@ void spread(size_t count, size_t grain, unsigned threads, Part part) {
   together(threads, [&](size_t me, size_t of) { share(count, grain, me, of, part); });
 }
 
-constexpr size_t COLUMNS = 4, NEURONS = 8;  // grains, so that threads get whole tiles
+constexpr size_t COLUMNS = 16, NEURONS = 16;  // grains, so that threads get whole tiles
 
 void norm_rows(const void *x, const void *weight, void *out, size_t rows, size_t width, float epsilon, unsigned threads) {
   Norm job{(const uint16_t *)x, (const uint16_t *)weight, (uint16_t *)out, width, epsilon};
@@ -325,7 +362,7 @@ void greenroom_use_threads(void *parallel, void *number, void *count) {
 void greenroom_linear(const void *weights, const void *bias, const void *x, void *out, int64_t rows, int64_t inputs, int64_t outputs,
                       unsigned threads) {
   thread_local Scratch scratch;
-  Split split = scratch.split(rows, inputs);
+  Rows split = scratch.rows(rows, inputs);
   fill(split, (const uint16_t *)x, nullptr, rows);
   Linear job{(const uint32_t *)weights, (const uint16_t *)bias, (size_t)outputs, (size_t)rows, (uint16_t *)out};
   spread(outputs, COLUMNS, threads, [&](size_t begin, size_t end) { kernels.linear(job, split, begin, end); });
@@ -348,7 +385,7 @@ void greenroom_experts(const int64_t *weights, const int64_t *starts, int64_t co
     for (last = first + 1; last < count && starts[last + 1] - starts[first] <= (int64_t)ROWS_TOGETHER; last++) {
     }
     const int64_t begin_row = starts[first], rows = starts[last] - begin_row;
-    Split split = scratch.split(rows, hidden), between = inner_scratch.split(rows, inner);
+    Rows split = scratch.rows(rows, hidden), between = inner_scratch.rows(rows, inner);
     fill(split, (const uint16_t *)x, tokens + begin_row, rows);
     experts.clear();
     for (int64_t e = first; e < last; e++)
@@ -359,15 +396,15 @@ void greenroom_experts(const int64_t *weights, const int64_t *starts, int64_t co
     together(threads, [&](size_t me, size_t of) {
       size_t row = 0;
       for (const Expert &expert : experts) {
-        Split own = split.from(row), into = between.from(row);
-        share(inner, NEURONS, me, of, [&](size_t begin, size_t end) { kernels.hidden(expert, own, into, expert.rows, begin, end); });
+        Rows own = split.from(row), into = between.from(row);
+        share(inner, NEURONS, me, of, [&](size_t begin, size_t end) { kernels.hidden(expert, own, into, begin, end); });
         row += expert.rows;
       }
     });
     together(threads, [&](size_t me, size_t of) {
       size_t row = 0;
       for (const Expert &expert : experts) {
-        Split own = between.from(row);
+        Rows own = between.from(row);
         share(hidden, COLUMNS, me, of, [&](size_t begin, size_t end) { kernels.output(expert, own, begin, end); });
         row += expert.rows;
       }
@@ -457,7 +494,7 @@ void greenroom_before_attention(const AttentionWeights *of, const void *hidden, 
   thread_local std::vector<uint16_t> normed;
   normed.resize(rows * of->hidden);
   norm_rows(hidden, of->before, normed.data(), rows, of->hidden, of->before_epsilon, threads);
-  Split split = scratch.split(rows, of->hidden);
+  Rows split = scratch.rows(rows, of->hidden);
   fill(split, normed.data(), nullptr, rows);
   const Linear jobs[] = {
       {(const uint32_t *)of->query, (const uint16_t *)of->query_bias, (size_t)of->query_width, (size_t)rows, (uint16_t *)query},
@@ -488,7 +525,7 @@ void greenroom_before_attention(const AttentionWeights *of, const void *hidden, 
 void greenroom_after_attention(const AttentionWeights *of, const void *mixed, int64_t width, void *hidden, void *normed,
                                int64_t rows, unsigned threads) {
   thread_local Scratch scratch;
-  Split split = scratch.split(rows, width);
+  Rows split = scratch.rows(rows, width);
   fill(split, (const uint16_t *)mixed, nullptr, rows);
   Linear job{(const uint32_t *)of->output, (const uint16_t *)of->output_bias, (size_t)of->hidden, (size_t)rows,
              (uint16_t *)normed};

@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +24,29 @@ from numpy.typing import NDArray
 
 from greenroom.core.errors import InvalidConfig
 from greenroom.moe.kernels.native.library import NativeUnavailable, native_library
+
+
+INSTRUCTIONS: Final = "GREENROOM_INSTRUCTIONS"
+"""The environment variable with the fastest instruction set to compute with: to compute as another machine does, and to
+test what runs there."""
+ALL_INSTRUCTION_SETS: Final = ("avx512bf16", "avx512", "avx2", "plain")
+"""The fastest first."""
+
+
+def lowered(found: tuple[str, ...], fastest: str | None) -> tuple[str, ...]:
+    """Of the sets ``found`` those that are not faster than ``fastest`` (None or "": all of them).
+
+    Raises InvalidConfig for a name that is none, and NativeUnavailable where none is left.
+    """
+    if not fastest:
+        return found
+    if fastest not in ALL_INSTRUCTION_SETS:
+        raise InvalidConfig(INSTRUCTIONS, fastest, f"allowed: {', '.join(ALL_INSTRUCTION_SETS)}")
+    left = ALL_INSTRUCTION_SETS[ALL_INSTRUCTION_SETS.index(fastest) :]
+    kept = tuple(one for one in found if one in left)
+    if not kept:
+        raise NativeUnavailable(f"{INSTRUCTIONS} is {fastest}, and the slowest that is compiled is {found[-1]}")
+    return kept
 
 
 class AttentionWeights(ctypes.Structure):
@@ -77,11 +100,11 @@ class NativeRows:
         self._library = library
         name = library.greenroom_instruction_set
         name.argtypes, name.restype = [ctypes.c_int64], ctypes.c_char_p
-        found = list(iter(map(name, itertools.count()).__next__, None))
-        if not found:
+        self._numbers = {one.decode(): n for n, one in enumerate(iter(map(name, itertools.count()).__next__, None))}
+        if not self._numbers:
             raise NativeUnavailable("this processor has neither AVX-512 nor AVX2")
-        self.instruction_sets: tuple[str, ...] = tuple(one.decode() for one in found)
-        """Those that this processor supports, the fastest first."""
+        self.instruction_sets = lowered(tuple(self._numbers), os.environ.get(INSTRUCTIONS))
+        """Those that this processor supports and INSTRUCTIONS allows, the fastest first."""
         self.use(self.instruction_sets[0])
         self.multiplies_bf16 = bool(library.greenroom_multiplies_bf16())
         """Whether the processor has instructions for it, which torch uses. The limits must then be measured."""
@@ -147,7 +170,7 @@ class NativeRows:
         """
         if instruction_set not in self.instruction_sets:
             raise InvalidConfig("instruction_set", instruction_set, f"here: {', '.join(self.instruction_sets)}")
-        self._library.greenroom_use_instruction_set(ctypes.c_int64(self.instruction_sets.index(instruction_set)))
+        self._library.greenroom_use_instruction_set(ctypes.c_int64(self._numbers[instruction_set]))
         self.instruction_set = instruction_set
         self.attention_granularity: int = self._library.greenroom_attention_granularity()
         """The width of a head must be a multiple of this."""
