@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 from greenroom.core.errors import InvalidConfig
 from greenroom.moe.kernels.native.library import NativeUnavailable, native_library
 
-
 INSTRUCTIONS: Final = "GREENROOM_INSTRUCTIONS"
 """The environment variable with the fastest instruction set to compute with: to compute as another machine does, and to
 test what runs there."""

@@ -1,0 +1,40 @@
+"""What the benchmark of products says of each arm."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.micro.row_products import TORCH, Experts, measured, shape_of, table
+from greenroom.core.errors import InvalidConfig
+from greenroom.moe.kernels.native.library import NativeUnavailable
+from greenroom.moe.kernels.native.rows import native_rows
+
+
+def test_each_instruction_set_and_torch_are_timed_with_each_number_of_rows() -> None:
+    try:
+        native = native_rows()
+    except NativeUnavailable as reason:
+        pytest.skip(str(reason))
+    before = native.instruction_set
+    found = measured(Experts(64, 32, memory=1), (1, 3), 2, work=1)
+    assert [(row["rows"], row["products_by"]) for row in found] == [
+        (rows, name) for rows in (1, 3) for name in (*native.instruction_sets, TORCH)
+    ]
+    assert native.instruction_set == before
+    for row in found:
+        seconds = row["microseconds"]["median"] / 1e6
+        assert row["g_products_s"]["median"] == pytest.approx(
+            3 * 64 * 32 * row["rows"] / seconds / 1e9, rel=0.3, abs=0.1
+        )
+        assert (row["products_by"] != TORCH) or row["over_torch"] == {"median": 1.0, "min": 1.0, "max": 1.0}
+    assert len(table(found).splitlines()) == 1 + len(found)
+
+
+@pytest.mark.parametrize("text", ["768", "768x", "x2048", "0x4", "3x3", "768x2048x2", "-1x2"])
+def test_a_shape_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(InvalidConfig, match="HIDDENxINNER"):
+        shape_of(text)
+
+
+def test_a_shape() -> None:
+    assert shape_of("768x2048") == (768, 2048)
