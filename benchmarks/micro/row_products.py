@@ -2,8 +2,8 @@
 
     python -m benchmarks.row_products [--shape 768x2048] [--threads 1] [--rows 1 --rows 64] [--rounds 5]
 
-Experts (SwiGLU, bf16) take turns, more of them than the processor's caches hold. GB/s are of their weights; products are
-multiplications of a weight and a number of a row.
+Experts (SwiGLU, bf16) take turns, more of them than the processor's caches hold. GB/s are of their weights; products
+are multiplications of a weight and a number of a row.
 """
 
 from __future__ import annotations
@@ -90,20 +90,20 @@ def measured(experts: Experts, counts: tuple[int, ...], rounds: int, work: float
                     if round_:
                         seconds[name].append((time.perf_counter() - began) / times)
                     bar.update()
-                found += [_row(name, count, own, seconds[TORCH], experts.bytes) for name, own in seconds.items()]
+                found += [row_of(name, count, own, seconds[TORCH], experts.bytes) for name, own in seconds.items()]
     finally:
         native.use(native.instruction_sets[0])
     return found
 
 
-def _row(name: str, count: int, seconds: list[float], torchs: list[float], nbytes: int) -> dict[str, Any]:
+def row_of(name: str, count: int, seconds: list[float], torchs: list[float], nbytes: int) -> dict[str, Any]:
     return {
         "products_by": name,
         "rows": count,
         "microseconds": spread_json(Spread.of([1e6 * one for one in seconds]), 1),
         "gb_s": spread_json(Spread.of([nbytes / one / 1e9 for one in seconds]), 1),
         "g_products_s": spread_json(Spread.of([nbytes / 2 * count / one / 1e9 for one in seconds]), 1),
-        "over_torch": spread_json(Spread.of([own / one for one, own in zip(seconds, torchs, strict=True)]), 2),
+        "over_torch": spread_json(Spread.of([torch_s / own for own, torch_s in zip(seconds, torchs, strict=True)]), 2),
     }
 
 
@@ -120,13 +120,10 @@ def table(found: list[dict[str, Any]]) -> str:
 def shape_of(text: str) -> tuple[int, int]:
     """Raises InvalidConfig."""
     hidden, _, inner = text.partition("x")
-    if (
-        not (hidden.isdecimal() and inner.isdecimal())
-        or min(int(hidden), int(inner)) < 2
-        or int(hidden) * int(inner) % 2
-    ):
+    sizes = [int(part) if part.isdecimal() else 0 for part in (hidden, inner)]
+    if any(size < 2 or size % 2 for size in sizes):
         raise InvalidConfig("shape", text, "HIDDENxINNER, such as 768x2048, both even")
-    return int(hidden), int(inner)
+    return sizes[0], sizes[1]
 
 
 @click.command(help=__doc__)
