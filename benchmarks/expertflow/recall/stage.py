@@ -51,7 +51,7 @@ class Scale(Inputs):
 
 
 QUICK = Scale(
-    prompts=60, sequences=24, seeds=2, fit=QUICK_FIT, draws=20, learnt=(0.5, 1.0), t5=T5Options(epochs=1, seconds=5.0)
+    prompts=60, sequences=24, seeds=2, fit=QUICK_FIT, draws=20, learnt=(0.5, 1.0), t5=T5Options(epochs=1, seconds=2.0)
 )
 
 

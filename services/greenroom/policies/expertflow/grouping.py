@@ -21,9 +21,9 @@ _SURE = np.float32(1 - 1e-6)
 """A chance of 1 is taken for this, so that the chance that a row does not pick an expert can be divided out again."""
 _GAIN = 1e-3
 """Experts that a swap saves at least. It is above rounding, so swaps come to an end."""
-_WORK = 1.3e8
+_WORK = 0.9e8
 """Experts × (rows², and what else takes as long) that a decision may spend on looking for swaps, for all of its groups
-together. It bounds a decision's time: by it 64 rows of 6144 experts that make two groups are looked at three times."""
+together. It bounds a decision's time: by it 64 rows of 6144 experts that make two groups are looked at twice."""
 _ROW_WORK, _SWAP_WORK = 24, 106
 """A look's arithmetic for each row, and a swap's, in the unit of `_WORK`, as measured."""
 _MOST_LOOKS = 12
