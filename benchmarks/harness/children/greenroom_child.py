@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,14 @@ def parse_policy(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def greenroom_child(
-    model: Path, share: str, policy: str, *, limit_bytes: int | None = None, name: str = "", **settings: Any
+    model: Path,
+    share: str,
+    policy: str,
+    *,
+    limit_bytes: int | None = None,
+    name: str = "",
+    environment: Mapping[str, str] | None = None,
+    **settings: Any,
 ) -> ChildSpec:
     """A child at a share of the experts, with room for ``CONCURRENCY`` requests. ``settings``: more of the arm's."""
     policy_name, options = parse_policy(policy)
@@ -33,4 +41,4 @@ def greenroom_child(
         "model": str(model), "share": share, "policy": policy_name, "policy_options": options,
         "max_running": CONCURRENCY,
     }  # fmt: skip
-    return ChildSpec.of(GREENROOM, settings, limit_bytes=limit_bytes, name=name)
+    return ChildSpec.of(GREENROOM, settings, limit_bytes=limit_bytes, name=name, environment=environment)

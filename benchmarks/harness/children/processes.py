@@ -35,7 +35,7 @@ class ChildSpec:
     """One process: a system of ``child.SYSTEMS`` and its settings. Equal specifications are one process.
 
     ``settings`` are JSON. ``limit_bytes``: of its memory cgroup. ``name`` tells apart what would else be one process.
-    ``python``: its interpreter, which need not have greenroom.
+    ``python``: its interpreter, which need not have greenroom. ``environment``: variables beside this process's.
     """
 
     system: str
@@ -43,6 +43,7 @@ class ChildSpec:
     limit_bytes: int | None = None
     name: str = ""
     python: str = sys.executable
+    environment: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def of(
@@ -53,8 +54,10 @@ class ChildSpec:
         limit_bytes: int | None = None,
         name: str = "",
         python: str = sys.executable,
+        environment: Mapping[str, str] | None = None,
     ) -> ChildSpec:
-        return cls(system, json.dumps(settings, sort_keys=True), limit_bytes, name, python)
+        variables = tuple(sorted((environment or {}).items()))
+        return cls(system, json.dumps(settings, sort_keys=True), limit_bytes, name, python, variables)
 
 
 class Child(Closing):
@@ -75,7 +78,7 @@ class Child(Closing):
         try:
             self._process = subprocess.Popen(
                 command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=self._errors,
-                pass_fds=(write,), env=_environment(environment),
+                pass_fds=(write,), env=_environment({**environment, **dict(spec.environment)}),
             )  # fmt: skip
         except OSError as error:
             self._discard()
