@@ -159,11 +159,13 @@ struct Kernels {
   void (*norm)(const Norm &, size_t begin, size_t end);
   void (*attention)(const Attention &, size_t begin, size_t end);
   int lanes;
-  bool pairs;  // it multiplies bf16
+  bool pairs;               // it multiplies bf16
+  size_t columns, neurons;  // grains of a thread's share, so that threads get whole tiles
 };
 
 #define KERNELS(of) \
-  { #of, of::hidden_part, of::output_part, of::linear_part, of::norm_part, of::attention_part, of::LANES, of::PAIRS }
+  { #of, of::hidden_part, of::output_part, of::linear_part, of::norm_part, of::attention_part, of::LANES, of::PAIRS, \
+      of::PAIRS ? of::LANES : 4, of::PAIRS ? of::LANES : 8 }
 
 // The instruction sets that this processor can run, the fastest first. On x86 without AVX2 there is none: torch is
 // faster there than `plain`.
@@ -172,7 +174,8 @@ std::vector<Kernels> available() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
 #if HAS_AVX512BF16
-  if (__builtin_cpu_supports("avx512bf16")) found.push_back(KERNELS(avx512bf16));
+  if (__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl"))
+    found.push_back(KERNELS(avx512bf16));
 #endif
   if (__builtin_cpu_supports("avx512f")) found.push_back(KERNELS(avx512));
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) found.push_back(KERNELS(avx2));
@@ -241,8 +244,6 @@ void spread(size_t count, size_t grain, unsigned threads, Part part) {
   if (count <= grain) return part(0, count);
   together(threads, [&](size_t me, size_t of) { share(count, grain, me, of, part); });
 }
-
-constexpr size_t COLUMNS = 16, NEURONS = 16;  // grains, so that threads get whole tiles
 
 void norm_rows(const void *x, const void *weight, void *out, size_t rows, size_t width, float epsilon, unsigned threads) {
   Norm job{(const uint16_t *)x, (const uint16_t *)weight, (uint16_t *)out, width, epsilon};
@@ -365,7 +366,7 @@ void greenroom_linear(const void *weights, const void *bias, const void *x, void
   Rows split = scratch.rows(rows, inputs);
   fill(split, (const uint16_t *)x, nullptr, rows);
   Linear job{(const uint32_t *)weights, (const uint16_t *)bias, (size_t)outputs, (size_t)rows, (uint16_t *)out};
-  spread(outputs, COLUMNS, threads, [&](size_t begin, size_t end) { kernels.linear(job, split, begin, end); });
+  spread(outputs, kernels.columns, threads, [&](size_t begin, size_t end) { kernels.linear(job, split, begin, end); });
 }
 
 // Gated experts over their rows: `down · (silu(gate · x) * (up · x)) * scale`.
@@ -397,7 +398,7 @@ void greenroom_experts(const int64_t *weights, const int64_t *starts, int64_t co
       size_t row = 0;
       for (const Expert &expert : experts) {
         Rows own = split.from(row), into = between.from(row);
-        share(inner, NEURONS, me, of, [&](size_t begin, size_t end) { kernels.hidden(expert, own, into, begin, end); });
+        share(inner, kernels.neurons, me, of, [&](size_t begin, size_t end) { kernels.hidden(expert, own, into, begin, end); });
         row += expert.rows;
       }
     });
@@ -405,7 +406,7 @@ void greenroom_experts(const int64_t *weights, const int64_t *starts, int64_t co
       size_t row = 0;
       for (const Expert &expert : experts) {
         Rows own = between.from(row);
-        share(hidden, COLUMNS, me, of, [&](size_t begin, size_t end) { kernels.output(expert, own, begin, end); });
+        share(hidden, kernels.columns, me, of, [&](size_t begin, size_t end) { kernels.output(expert, own, begin, end); });
         row += expert.rows;
       }
     });
@@ -503,7 +504,7 @@ void greenroom_before_attention(const AttentionWeights *of, const void *hidden, 
   };
   together(threads, [&](size_t me, size_t threads) {
     for (const Linear &job : jobs)
-      share(job.outputs, COLUMNS, me, threads, [&](size_t begin, size_t end) { kernels.linear(job, split, begin, end); });
+      share(job.outputs, kernels.columns, me, threads, [&](size_t begin, size_t end) { kernels.linear(job, split, begin, end); });
   });
   const struct {
     void *x;
@@ -531,7 +532,7 @@ void greenroom_after_attention(const AttentionWeights *of, const void *mixed, in
              (uint16_t *)normed};
   uint16_t *stream = (uint16_t *)hidden, *added = (uint16_t *)normed;
   together(threads, [&](size_t me, size_t threads) {
-    share(of->hidden, COLUMNS, me, threads, [&](size_t begin, size_t end) {
+    share(of->hidden, kernels.columns, me, threads, [&](size_t begin, size_t end) {
       kernels.linear(job, split, begin, end);
       for (int64_t r = 0; r < rows; r++)
         for (size_t n = r * of->hidden + begin; n < r * of->hidden + end; n++)
