@@ -29,6 +29,7 @@ def describe_machine(folder: Path) -> dict[str, Any]:
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),
         "instructions": _instructions(),
+        "compiled_products": _compiled_products(),
         "memory_bytes": psutil.virtual_memory().total,
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "disk": read_ahead.device,
@@ -47,6 +48,19 @@ def _instructions() -> list[str]:
     """Those of the processor's extensions that decide how fast bf16 products are."""
     flags = _cpuinfo("flags").split()
     return [flag for flag in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if flag in flags]
+
+
+def _compiled_products() -> str | None:
+    """The instruction set that greenroom's own products are computed with. None: torch's are used."""
+    try:
+        from greenroom.moe.kernels.native.library import NativeUnavailable
+        from greenroom.moe.kernels.native.rows import native_rows
+    except ImportError:  # an environment without torch
+        return None
+    try:
+        return native_rows().instruction_set
+    except NativeUnavailable:
+        return None
 
 
 def _cpuinfo(name: str) -> str:
