@@ -34,7 +34,7 @@ class Scale(Inputs):
     shares: tuple[float, ...] = SHARES
 
 
-QUICK = Scale(prompts=60, sequences=12, fit=QUICK_FIT, rows=40, many_rows=400, shares=(1 / 4, 1 / 2))
+QUICK = Scale(prompts=60, sequences=12, fit=QUICK_FIT, rows=40, many_rows=200, shares=(1 / 4, 1 / 2))
 
 
 def run(scale: Scale) -> dict[str, Any]:

@@ -46,7 +46,7 @@ class Scale(Inputs):
     ablations: bool = True
 
 
-QUICK = Scale(prompts=60, sequences=12, seeds=2, fit=QUICK_FIT, rows=60, many_rows=400)
+QUICK = Scale(prompts=60, sequences=12, seeds=2, fit=QUICK_FIT, rows=60, many_rows=240)
 
 
 def run(scale: Scale) -> dict[str, Any]:
