@@ -36,7 +36,7 @@ def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
     native.use(native.instruction_sets[0])
 
 
-SHAPES = st.tuples(st.integers(1, 13), st.integers(1, 90).map(lambda n: 2 * n), st.integers(1, 70))
+SHAPES = st.tuples(st.integers(1, 40), st.integers(1, 90).map(lambda n: 2 * n), st.integers(1, 70))
 
 
 def random(seed: int, *shape: int) -> torch.Tensor:
