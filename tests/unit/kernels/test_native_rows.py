@@ -211,6 +211,18 @@ def test_what_is_around_attention_is_its_parts_one_by_one(
     assert torch.equal(out, native.rms_norm(after, held["after"], 1e-5))
 
 
+@given(st.integers(1, 9), st.integers(1, 70), st.integers(0, 2**31))
+@settings(max_examples=40, deadline=None)
+def test_added_rows_are_those_of_index_add(count: int, width: int, seed: int) -> None:
+    drawn = np.random.default_rng(seed)
+    out, rows = random(seed, 12, width), random(seed + 1, count, width)
+    tokens = drawn.permutation(12)[:count]
+    rows[0, 0] = float("nan")
+    expected = out.clone().index_add_(0, torch.from_numpy(tokens), rows)
+    native.add_rows(out, tokens, rows)
+    torch.testing.assert_close(out, expected, rtol=0, atol=0, equal_nan=True)
+
+
 def test_the_environment_only_lowers_the_instruction_set() -> None:
     found = ("avx512", "avx2", "plain")
     assert lowered(found, None) == lowered(found, "") == lowered(found, "avx512bf16") == found

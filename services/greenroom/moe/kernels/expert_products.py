@@ -157,6 +157,12 @@ class NativeSum(TorchSum):
         self._call([picked], out, add=False)
         return out
 
+    def add(self, start: int, end: int, contribution: torch.Tensor) -> None:
+        if end - start > self._native.most_rows:
+            super().add(start, end, contribution)
+        else:
+            self._native.add_rows(self.output, self._numbers[start:end], contribution)
+
     def _call(self, picked: Sequence[PickedExpert], out: torch.Tensor, *, add: bool) -> None:
         """The rows of ``picked`` must be consecutive."""
         if not picked:

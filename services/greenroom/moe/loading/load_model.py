@@ -133,7 +133,7 @@ def attach(loaded: LoadedMoE, source: ExpertSource | None, on_router_logits: Rou
     """From now on the model takes its experts from ``source`` (None: from nowhere). No forward may run meanwhile."""
     loaded.hooks.source = source
     loaded.hooks.on_router_logits = on_router_logits
-    loaded.hooks.look_ahead = look_ahead_of(loaded.model, loaded.layers, source)
+    loaded.hooks.look_ahead = look_ahead_of(loaded.model, loaded.layers, source, native=loaded.native)
 
 
 def use_residual(loaded: LoadedMoE, path: Path) -> None:

@@ -20,6 +20,7 @@ from torch import nn
 from greenroom.experts.source import PredictsFor
 from greenroom.moe.architecture.moe_layers import MoeLayer
 from greenroom.moe.kernels.device_copies import Download
+from greenroom.moe.kernels.native.rows import NativeRows
 from greenroom.moe.routing.residual_maps import ResidualMaps, chances
 from greenroom.moe.routing.routers import find_router
 from greenroom.policies.base.array_types import Scores
@@ -39,6 +40,7 @@ class _Gate(NamedTuple):
     norm: Any  # a module with a weight and perhaps a bias, or None
     experts: int
     plain: bool = False  # it picks the largest of the logits, which are one linear map of the rows
+    native: NativeRows | None = None  # computes the logits of a plain one
 
     def outputs(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits ``[T, experts]`` and picks ``[T, k]``."""
@@ -46,8 +48,12 @@ class _Gate(NamedTuple):
         return logits, picks
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
-        """The logits alone, of a plain router."""
-        return nn.functional.linear(rows, self.module.weight, getattr(self.module, "bias", None))
+        """The logits alone, of a plain router. By the compiled products where there are any: torch wakes its threads
+        even for one row, and they may be busy reading experts."""
+        weight, bias = self.module.weight, getattr(self.module, "bias", None)
+        if self.native is not None and rows.is_contiguous():
+            return self.native.linear(rows, weight, bias)
+        return nn.functional.linear(rows, weight, bias)
 
     def scores(self, rows: torch.Tensor) -> torch.Tensor:
         """The input of ``weights``, on the rows' device: logits ``[T, experts]``. If the picks are not simply the
@@ -193,10 +199,16 @@ def _picks_first(weights: Scores, picks: NDArray[np.int64]) -> Scores:
 
 
 def look_ahead_of(
-    model: Any, layers: tuple[MoeLayer, ...], source: object, *, exchange_norms: bool = True
+    model: Any,
+    layers: tuple[MoeLayer, ...],
+    source: object,
+    *,
+    native: NativeRows | None = None,
+    exchange_norms: bool = True,
 ) -> LookAhead | None:
     """The provider for a model on ``source``. None: the source does not ask, or the model's routers can not be run on
-    other layers' rows, which is then logged. Without ``exchange_norms`` rows are used as they are.
+    other layers' rows, which is then logged. ``native``: the compiled products of the model. Without ``exchange_norms``
+    rows are used as they are.
     """
     if not isinstance(source, PredictsFor) or ROUTER not in source.asks:
         return None
@@ -208,6 +220,7 @@ def look_ahead_of(
             model.config.model_type,
         )
         return None
+    found = [gate._replace(native=native) if _is_compiled(gate) else gate for gate in found]
     return LookAhead([gate if exchange_norms else gate._replace(norm=None) for gate in found], source)
 
 
@@ -239,6 +252,16 @@ def _is_plain(gate: _Gate, probes: torch.Tensor, logits: torch.Tensor, picks: to
         return False
     largest = own.float().topk(gate.top_k, dim=-1)
     return torch.equal(own.float().gather(1, picks).sort(dim=-1).values, largest.values.sort(dim=-1).values)
+
+
+def _is_compiled(gate: _Gate) -> bool:
+    """Whether the compiled products can compute its logits."""
+    if not gate.plain:
+        return False
+    weight, bias = gate.module.weight, getattr(gate.module, "bias", None)
+    parts = [weight] if bias is None else [weight, bias]
+    bf16 = all(part.dtype is torch.bfloat16 and part.device.type == "cpu" and part.is_contiguous() for part in parts)
+    return bf16 and weight.shape[1] % 2 == 0
 
 
 def _can_be_exchanged(weight: torch.Tensor) -> bool:

@@ -441,6 +441,15 @@ int64_t greenroom_all_experts(const int64_t *weights, int64_t count, const int64
   return busy;
 }
 
+// out[tokens[r], width] += rows[r, width], all bf16, in the order of the rows.
+void greenroom_add_rows(void *out, const int64_t *tokens, const void *rows, int64_t count, int64_t width) {
+  for (int64_t r = 0; r < count; r++) {
+    uint16_t *into = (uint16_t *)out + tokens[r] * width;
+    const uint16_t *row = (const uint16_t *)rows + r * width;
+    for (int64_t n = 0; n < width; n++) into[n] = to_bf16(to_float(into[n]) + to_float(row[n]));
+  }
+}
+
 // A router that is one linear layer: of each row the `k` largest of softmax(weight[experts, hidden] · x).
 //
 // Picks are in descending order. Of equal experts the one with the lower number comes first. Logits are bf16, their

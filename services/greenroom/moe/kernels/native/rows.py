@@ -126,6 +126,9 @@ class NativeRows:
             *(count, count, pointer, pointer, ctypes.c_uint),
         ]
         self._all_experts.restype = count
+        self._add_rows = library.greenroom_add_rows
+        self._add_rows.argtypes = [pointer, pointer, pointer, count, count]
+        self._add_rows.restype = None
         self._route = library.greenroom_route
         self._route.argtypes = [
             *(pointer, pointer, count, count, count, count),
@@ -244,6 +247,13 @@ class NativeRows:
             *(addresses.buffer_info()[0], starts.ctypes.data, len(weights), hidden, inner, rows.data_ptr()),
             *(tokens.ctypes.data, scales.ctypes.data, out.data_ptr(), add, self._threads(3 * hidden * inner)),
         )
+
+    def add_rows(self, out: torch.Tensor, tokens: NDArray[np.int64], rows: torch.Tensor) -> None:
+        """``out[tokens[r]] += rows[r]`` of ``rows[R, H]``, as ``index_add_`` where no token comes twice.
+
+        On the calling thread: torch wakes its threads even for one row, and waits for them.
+        """
+        self._add_rows(out.data_ptr(), tokens.ctypes.data, rows.data_ptr(), *rows.shape)
 
     def all_experts(
         self,
