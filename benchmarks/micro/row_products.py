@@ -108,11 +108,11 @@ def row_of(name: str, count: int, seconds: list[float], torchs: list[float], nby
 
 
 def table(found: list[dict[str, Any]]) -> str:
-    lines = [f"{'rows':>5}  {'by':<12}{'µs':>28}{'GB/s':>20}{'G products/s':>22}{'over torch':>22}"]
+    lines = [f"{'rows':>5}  {'by':<12}{'µs':>28}{'GB/s':>20}{'G products/s':>26}{'over torch':>22}"]
     for row in found:
         lines.append(
             f"{row['rows']:>5}  {row['products_by']:<12}{median_range(row['microseconds']):>28}"
-            f"{median_range(row['gb_s']):>20}{median_range(row['g_products_s']):>22}{median_range(row['over_torch']):>22}"
+            f"{median_range(row['gb_s']):>20}{median_range(row['g_products_s']):>26}{median_range(row['over_torch']):>22}"
         )
     return "\n".join(lines)
 
