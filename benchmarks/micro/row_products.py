@@ -1,6 +1,6 @@
 """How fast an expert's products are, by the number of its rows: the compiled ones of each instruction set, and torch's.
 
-    python -m benchmarks.micro.row_products [--shape 768x2048] [--kind swiglu] [--threads 1] [--rows 1] [--rounds 5]
+    python -m benchmarks.row_products [--shape 768x2048] [--kind swiglu] [--threads 1] [--rows 1] [--rounds 5]
 
 Experts (bf16) take turns, more of them than the processor's caches hold. GB/s are of their weights; products
 are multiplications of a weight and a number of a row.
