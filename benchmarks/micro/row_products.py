@@ -1,8 +1,8 @@
 """How fast an expert's products are, by the number of its rows: the compiled ones of each instruction set, and torch's.
 
-    python -m benchmarks.row_products [--shape 768x2048] [--threads 1] [--rows 1 --rows 64] [--rounds 5]
+    python -m benchmarks.row_products [--shape 768x2048] [--kind swiglu] [--threads 1] [--rows 1] [--rounds 5]
 
-Experts (SwiGLU, bf16) take turns, more of them than the processor's caches hold. GB/s are of their weights; products
+Experts (bf16) take turns, more of them than the processor's caches hold. GB/s are of their weights; products
 are multiplications of a weight and a number of a row.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import click
@@ -25,7 +26,8 @@ from benchmarks.harness.reporting.tables import median_range
 from benchmarks.harness.rounds import in_turns
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.units import MIB
-from greenroom.moe.kernels.native.rows import NativeRows, native_rows
+from greenroom.experts.pack.layout import ExpertWeights
+from greenroom.moe.kernels.native.rows import ClampedGate, NativeRows, native_rows
 
 ROWS: Final = (1, 2, 4, 8, 16, 64, 256, 900)
 MEMORY: Final = 256 * MIB
@@ -36,7 +38,7 @@ TORCH: Final = "torch"
 
 
 class Experts:
-    """``hidden`` and ``inner``: an expert's sizes. ``memory``: bytes of all of them."""
+    """SwiGLU. ``hidden`` and ``inner``: an expert's sizes. ``memory``: bytes of all of them."""
 
     def __init__(self, hidden: int, inner: int, memory: int = MEMORY) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -46,28 +48,65 @@ class Experts:
         def drawn(*shape: int) -> torch.Tensor:
             return torch.empty(shape, dtype=torch.bfloat16).normal_(0.0, 0.02, generator=generator)
 
+        shapes = self.shapes(hidden, inner)
         count = max(2, memory // self.bytes)
-        self.weights = [(drawn(2 * inner, hidden), drawn(hidden, inner)) for _ in range(count)]
+        self.weights: list[ExpertWeights] = [tuple(drawn(*shape) for shape in shapes) for _ in range(count)]
 
-    def compiled(self, native: NativeRows, instruction_set: str, rows: torch.Tensor) -> Callable[[int], object]:
+    def shapes(self, hidden: int, inner: int) -> list[tuple[int, ...]]:
+        """Of an expert's tensors."""
+        return [(2 * inner, hidden), (hidden, inner)]
+
+    def products(self, native: NativeRows) -> Callable[..., None]:
+        """What computes them, of the arguments of ``NativeRows.experts``."""
+        return native.experts
+
+    def compiled(self, native: NativeRows, instruction_set: str, rows: torch.Tensor) -> Callable[[int], torch.Tensor]:
         """Runs the expert of a number by the kernels."""
         tokens, scales, out = np.arange(len(rows)), np.ones(len(rows), dtype=np.float32), torch.empty_like(rows)
-        starts = np.array([0, len(rows)])
+        starts, products = np.array([0, len(rows)]), self.products(native)
 
-        def run(number: int) -> None:
+        def run(number: int) -> torch.Tensor:
             if native.instruction_set != instruction_set:
                 native.use(instruction_set)
-            native.experts([self.weights[number]], starts, rows, tokens, scales, out, add=False)
+            products([self.weights[number]], starts, rows, tokens, scales, out, add=False)
+            return out
 
         return run
 
-    def by_torch(self, rows: torch.Tensor) -> Callable[[int], object]:
+    def by_torch(self, rows: torch.Tensor) -> Callable[[int], torch.Tensor]:
         def run(number: int) -> torch.Tensor:
             up, down = self.weights[number]
             gate, inner = F.linear(rows, up).chunk(2, dim=-1)
             return F.linear(F.silu(gate) * inner, down)
 
         return run
+
+
+class ClampedExperts(Experts):
+    """As gpt-oss has them: stored ``[inputs, outputs]``, with biases, gate and up in turns."""
+
+    gate = ClampedGate(alpha=1.702, limit=7.0)
+
+    def shapes(self, hidden: int, inner: int) -> list[tuple[int, ...]]:
+        return [(hidden, 2 * inner), (2 * inner,), (inner, hidden), (hidden,)]
+
+    def products(self, native: NativeRows) -> Callable[..., None]:
+        return partial(native.clamped_experts, self.gate)
+
+    def by_torch(self, rows: torch.Tensor) -> Callable[[int], torch.Tensor]:
+        """As ``GptOssExperts._apply_gate``."""
+        alpha, limit = self.gate
+
+        def run(number: int) -> torch.Tensor:
+            up, up_bias, down, down_bias = self.weights[number]
+            both = rows @ up + up_bias
+            gate, through = both[..., ::2].clamp(max=limit), both[..., 1::2].clamp(min=-limit, max=limit)
+            return (through + 1) * (gate * torch.sigmoid(gate * alpha)) @ down + down_bias
+
+        return run
+
+
+KINDS: Final = {"swiglu": Experts, "gpt-oss": ClampedExperts}
 
 
 def measured(experts: Experts, counts: tuple[int, ...], rounds: int, work: float = WORK) -> list[dict[str, Any]]:
@@ -128,20 +167,20 @@ def shape_of(text: str) -> tuple[int, int]:
 
 @click.command(help=__doc__)
 @click.option("--shape", default="768x2048", show_default=True, help="HIDDENxINNER of an expert.")
+@click.option("--kind", type=click.Choice(list(KINDS)), default="swiglu", show_default=True, help="Of experts.")
 @click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--rows", "counts", type=click.IntRange(min=1), multiple=True, default=ROWS, show_default=True)
 @click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True)
-def main(shape: str, threads: int, counts: tuple[int, ...], rounds: int) -> None:
+def main(shape: str, kind: str, threads: int, counts: tuple[int, ...], rounds: int) -> None:
     try:
         hidden, inner = shape_of(shape)
     except InvalidConfig as error:
         raise click.UsageError(str(error)) from error
     torch.set_num_threads(threads)
-    found = measured(Experts(hidden, inner), counts, rounds)
+    found = measured(KINDS[kind](hidden, inner), counts, rounds)
     click.echo(table(found))
-    click.echo(
-        json.dumps({"shape": shape, "threads": threads, "rows": found, "machine": describe_machine(cache_folder())})
-    )
+    described = {"shape": shape, "kind": kind, "threads": threads, "rows": found}
+    click.echo(json.dumps(described | {"machine": describe_machine(cache_folder())}))
 
 
 if __name__ == "__main__":

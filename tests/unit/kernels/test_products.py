@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from transformers.models.gpt_oss.configuration_gpt_oss import GptOssConfig
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.mixtral.configuration_mixtral import MixtralConfig
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
@@ -63,6 +65,22 @@ def test_plain_gated_experts_in_bf16_get_the_compiled_ones(native: NativeRows) -
     assert native_for(experts(hidden_act="gelu"), torch.bfloat16, "auto") is None
     assert native_for(experts(intermediate_size=49), torch.bfloat16, "auto") is None
     assert describe_products(native, torch.bfloat16).startswith(f"compiled ({native.instruction_set}")
+
+
+def test_gpt_oss_experts_in_bf16_get_them_too(native: NativeRows) -> None:
+    def gpt_oss(**changes: object) -> GptOssExperts:
+        sizes = {"hidden_size": 32, "intermediate_size": 48, "num_local_experts": 4, "num_experts_per_tok": 2}
+        return GptOssExperts(GptOssConfig(**(sizes | changes))).bfloat16()
+
+    class Other(GptOssExperts):  # type: ignore[misc]
+        def _apply_gate(self, gate_up: torch.Tensor) -> torch.Tensor:
+            return gate_up[..., ::2]
+
+    assert native_for(gpt_oss(), torch.bfloat16, "auto") is native
+    assert native_for(gpt_oss(), torch.float32, "auto") is None
+    assert native_for(gpt_oss(), torch.bfloat16, "torch") is None
+    assert native_for(gpt_oss(intermediate_size=49), torch.bfloat16, "auto") is None
+    assert native_for(Other(gpt_oss().config), torch.bfloat16, "auto") is None
 
 
 @pytest.mark.usefixtures("nowhere")

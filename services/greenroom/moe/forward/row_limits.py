@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -34,6 +35,9 @@ from greenroom.experts.source import Arriving
 from greenroom.moe.attention.kv_cache import KVStore
 from greenroom.moe.attention.ragged_attention import Chunk
 from greenroom.moe.forward.ragged_model import RaggedModel
+from greenroom.moe.kernels.expert_hooks import hook_of
+from greenroom.moe.kernels.expert_products import Grouped, NativeSum, PickedExpert
+from greenroom.moe.kernels.experts_forward import expert_by_torch
 from greenroom.moe.kernels.native.rows import ANY_ROWS, NativeRows, RowLimits
 from greenroom.moe.loading.load_model import LoadedMoE, attach
 
@@ -160,13 +164,14 @@ def measure(loaded: LoadedMoE, ragged: RaggedModel, manifest: PackManifest, of: 
     """Measure now, with random experts. The model must have no source, and has none afterwards."""
     native = ragged.native
     assert native is not None
-    layout = max((layer.layout for layer in manifest.layers), key=lambda layout: layout.nbytes)
+    largest = max(manifest.layers, key=lambda layer: layer.layout.nbytes)
+    layout, module = largest.layout, loaded.model.get_submodule(largest.name)
     weights = layout.views(torch.zeros(layout.nbytes, dtype=torch.uint8))
     generator = torch.Generator().manual_seed(0)
     for tensor in weights:
         tensor.normal_(0.0, 0.02, generator=generator)
     with torch.inference_mode():
-        products = time_both(_product(native, weights), PRODUCT_ROWS)
+        products = time_both(_product(native, module, weights), PRODUCT_ROWS)
     product = limit_of(products, PRODUCT_ROWS[-1])
     if ragged.lean is None:
         return Measured(of, RowLimits(product, 0, 0), tuple(products))
@@ -190,20 +195,21 @@ class _SameExpert(ResidentExperts):
         return contextlib.nullcontext([(int(e), experts[e]) for e in np.unique(picks) if e < len(experts)])
 
 
-def _product(native: NativeRows, weights: ExpertWeights) -> Callable[[int, bool], None]:
-    """Runs one expert."""
-    up, down = weights
-    generator = torch.Generator().manual_seed(1)
-    inputs = torch.randn(PRODUCT_ROWS[-1], up.shape[1], generator=generator).bfloat16()
-    numbers, scales = np.arange(len(inputs)), np.ones(len(inputs), dtype=np.float32)
-    out = torch.empty_like(inputs)
+def _product(native: NativeRows, module: nn.Module, weights: ExpertWeights) -> Callable[[int, bool], None]:
+    """Runs one expert of an experts module."""
+    hidden = weights[-1].shape[0]  # of the second projection, or of its bias
+    inputs = torch.randn(PRODUCT_ROWS[-1], hidden, generator=torch.Generator().manual_seed(1)).bfloat16()
+    scales, gate = torch.ones(len(inputs), 1), hook_of(module).gate
+    compute = partial(expert_by_torch, module)
 
     def run(rows: int, compiled: bool) -> None:
-        if compiled:
-            native.experts([(up, down)], np.array([0, rows]), inputs, numbers, scales, out, add=False)
+        if not compiled:
+            compute(inputs[:rows], weights)
             return
-        gate, inner = nn.functional.linear(inputs[:rows], up).chunk(2, dim=-1)
-        nn.functional.linear(nn.functional.silu(gate) * inner, down)
+        grouped = Grouped.of(np.zeros((rows, 1), dtype=np.int64), 1)
+        total = NativeSum(inputs[:rows], scales[:rows], grouped, compute, native, gate)
+        with native.alone():
+            total.contribution(PickedExpert(0, rows, weights))
 
     return run
 

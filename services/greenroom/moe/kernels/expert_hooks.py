@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from greenroom.experts.source import ExpertSource
-from greenroom.moe.kernels.native.rows import NativeRows
+from greenroom.moe.kernels.native.rows import ClampedGate, NativeRows
 
 RouterObserver = Callable[[int, torch.Tensor], None]
 """Gets ``(layer, logits[T, experts])`` from every router, before any mask. The tensor belongs to the router."""
@@ -40,16 +40,22 @@ class ModelHooks:
 class LayerHook:
     """What an experts module knows of its MoE layer.
 
-    ``layer``: its number, from 0. ``native``: the compiled products that compute it (None: torch does). ``masking``:
-    why its router can not be masked (None: it can). ``rerouted[T]``: which rows the router's mask has changed, still on
-    the device; it is copied to RAM together with the picks.
+    ``layer``: its number, from 0. ``native``: the compiled products that compute it (None: torch does), and ``gate``:
+    of experts that are not SwiGLU. ``masking``: why its router can not be masked (None: it can). ``rerouted[T]``: which
+    rows the router's mask has changed, still on the device; it is copied to RAM together with the picks.
     """
 
-    __slots__ = ("layer", "masking", "model_hooks", "native", "rerouted")
+    __slots__ = ("gate", "layer", "masking", "model_hooks", "native", "rerouted")
 
     def __init__(
-        self, layer: int, model_hooks: ModelHooks, native: NativeRows | None = None, masking: str | None = None
+        self,
+        layer: int,
+        model_hooks: ModelHooks,
+        native: NativeRows | None = None,
+        masking: str | None = None,
+        gate: ClampedGate | None = None,
     ) -> None:
+        self.gate = gate
         self.layer = layer
         self.masking = masking
         self.model_hooks = model_hooks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 from torch import nn
 from transformers.activations import SiLUActivation
 from transformers.integrations import moe as transformers_moe
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 
 from greenroom.core.errors import InvalidConfig
 from greenroom.experts.pack.layout import ExpertWeights
 from greenroom.moe.kernels.device_copies import to_device
 from greenroom.moe.kernels.native.library import NativeUnavailable
-from greenroom.moe.kernels.native.rows import ANY_ROWS, NativeRows, RowLimits, native_rows
+from greenroom.moe.kernels.native.rows import ANY_ROWS, ClampedGate, NativeRows, RowLimits, native_rows
 
 Compute = Callable[[torch.Tensor, ExpertWeights], torch.Tensor]
 
@@ -127,14 +128,21 @@ class TorchSum:
 
 class NativeSum(TorchSum):
     """By the compiled kernels, with one call for all experts that are available together. An expert with more rows than
-    the kernels are fast for is computed by torch.
+    the kernels are fast for is computed by torch. ``gate``: of experts that are not SwiGLU.
     """
 
     def __init__(
-        self, rows: torch.Tensor, scales: torch.Tensor, grouped: Grouped, compute: Compute, native: NativeRows
+        self,
+        rows: torch.Tensor,
+        scales: torch.Tensor,
+        grouped: Grouped,
+        compute: Compute,
+        native: NativeRows,
+        gate: ClampedGate | None = None,
     ) -> None:
         super().__init__(rows.contiguous(), scales, grouped, compute)
         self._native = native
+        self._experts = native.experts if gate is None else partial(native.clamped_experts, gate)
         self._numbers = grouped.tokens
         self._factors = scales.float().numpy().T.reshape(-1)[grouped.order]
 
@@ -169,7 +177,7 @@ class NativeSum(TorchSum):
             return
         first = picked[0].start
         starts = np.array([0, *(one.end - first for one in picked)])
-        self._native.experts(
+        self._experts(
             [one.weights for one in picked],
             starts,
             self._rows,
@@ -188,7 +196,8 @@ def native_for(experts: Any, dtype: torch.dtype, products: str) -> NativeRows | 
     """
     if products not in PRODUCTS:
         raise InvalidConfig("products", products, f"allowed: {', '.join(PRODUCTS)}")
-    if products == "torch" or not (dtype is torch.bfloat16 and computes_gated_silu(experts)):
+    known = computes_gated_silu(experts) or clamped_gate_of(experts) is not None
+    if products == "torch" or not (dtype is torch.bfloat16 and known):
         return None
     try:
         return native_rows()
@@ -232,6 +241,25 @@ def computes_gated_silu(experts: Any) -> bool:
         and experts.hidden_dim % 2 == 0
         and experts.intermediate_dim % 2 == 0
     )
+
+
+def clamped_gate_of(experts: Any) -> ClampedGate | None:
+    """The gate of an experts module that is exactly gpt-oss's; None for any other.
+
+    Its projections are biased and stored ``[inputs, outputs]``, and the first one's outputs are gate and up in turns.
+    """
+    if not (
+        getattr(experts, "has_gate", False)
+        and experts.has_bias
+        and experts.is_transposed
+        and not experts.is_concatenated
+        and not experts.has_post_expert_norm
+        and type(experts)._apply_gate is GptOssExperts._apply_gate
+        and experts.hidden_size % 2 == 0
+        and experts.intermediate_size % 2 == 0
+    ):
+        return None
+    return ClampedGate(float(experts.alpha), float(experts.limit))
 
 
 def use_native(model: nn.Module, native: NativeRows, routers: Sequence[nn.Module]) -> None:

@@ -45,9 +45,10 @@ def experts_forward(
             look_ahead(hook.layer, hidden_states)
             if not isinstance(arriving, list):
                 arriving = _answering(arriving, look_ahead)
-        compute = partial(_expert, module)
+        compute = partial(expert_by_torch, module)
         if hook.native is not None:
-            return combine(grouped, arriving, NativeSum(hidden_states, top_k_weights, grouped, compute, hook.native))
+            total = NativeSum(hidden_states, top_k_weights, grouped, compute, hook.native, hook.gate)
+            return combine(grouped, arriving, total)
         return combine(grouped, arriving, TorchSum(hidden_states, top_k_weights, grouped, compute))
 
 
@@ -107,7 +108,7 @@ def _left_out(experts: Iterable[int]) -> RuntimeError:
     return RuntimeError(f"the source left out the experts {sorted(experts)}")
 
 
-def _expert(module: Any, rows: torch.Tensor, weights: ExpertWeights) -> torch.Tensor:
+def expert_by_torch(module: Any, rows: torch.Tensor, weights: ExpertWeights) -> torch.Tensor:
     """One expert as described by transformers' interface. ``weights``: in the order of the layer's record."""
     if module.has_bias:
         up, up_bias, down, down_bias = weights

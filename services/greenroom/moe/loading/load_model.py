@@ -25,7 +25,7 @@ from greenroom.experts.source import ExpertSource
 from greenroom.moe.architecture.families import Family, family_of
 from greenroom.moe.architecture.moe_layers import MoeLayer
 from greenroom.moe.kernels.expert_hooks import LayerHook, ModelHooks, RouterObserver, set_hook
-from greenroom.moe.kernels.expert_products import native_for, use_native
+from greenroom.moe.kernels.expert_products import clamped_gate_of, native_for, use_native
 from greenroom.moe.kernels.experts_forward import switch_expert, switch_experts_forward
 from greenroom.moe.kernels.native.onednn import bound_primitives
 from greenroom.moe.kernels.native.rows import NativeRows
@@ -117,10 +117,11 @@ def load(
     native = None
     own: NativeRows | None = None  # this model's own, because its limits are
     for number, (layer, router) in enumerate(zip(plan.layers, routers, strict=True)):
-        native = native_for(model.get_submodule(layer.name), kept, products) if layer.stacked else None
+        experts = model.get_submodule(layer.name)
+        native = native_for(experts, kept, products) if layer.stacked else None
         if native is not None:
             native = own = own or native.for_a_model()
-        hook = LayerHook(number, hooks, native, masking)
+        hook = LayerHook(number, hooks, native, masking, clamped_gate_of(experts))
         _install(hook, model, layer)
         if router is not None:
             wrap_router(router, layer, hook, masking)

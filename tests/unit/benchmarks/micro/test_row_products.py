@@ -3,25 +3,40 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from benchmarks.micro.row_products import TORCH, Experts, measured, row_of, shape_of, table
+from benchmarks.micro.row_products import KINDS, TORCH, measured, row_of, shape_of, table
 from greenroom.core.errors import InvalidConfig
 from greenroom.moe.kernels.native.library import NativeUnavailable
 from greenroom.moe.kernels.native.rows import native_rows
 
 
-def test_each_instruction_set_and_torch_are_timed_with_each_number_of_rows() -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_instruction_set_and_torch_are_timed_with_each_number_of_rows(kind: str) -> None:
     try:
         native = native_rows()
     except NativeUnavailable as reason:
         pytest.skip(str(reason))
     before = native.instruction_set
-    found = measured(Experts(64, 32, memory=1), (1, 3), 2, work=1)
+    found = measured(KINDS[kind](64, 32, memory=1), (1, 3), 2, work=1)
     assert [(row["rows"], row["products_by"]) for row in found] == [
         (rows, name) for rows in (1, 3) for name in (*native.instruction_sets, TORCH)
     ]
     assert native.instruction_set == before
     assert len(table(found).splitlines()) == 1 + len(found)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("kind", KINDS)
+def test_both_ways_compute_the_same(kind: str) -> None:
+    try:
+        native = native_rows()
+    except NativeUnavailable as reason:
+        pytest.skip(str(reason))
+    experts = KINDS[kind](64, 32, memory=1)
+    rows = torch.randn(3, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    ours, theirs = experts.compiled(native, native.instruction_set, rows)(1), experts.by_torch(rows)(1)
+    torch.testing.assert_close(ours, theirs, rtol=2**-6, atol=2**-9)
 
 
 def test_speeds_are_of_the_weights_and_of_their_products_with_all_rows() -> None:

@@ -1,9 +1,10 @@
-// Matrix products of a few bf16 rows at the speed of memory, gated experts (SwiGLU) fused into one call each, and what a
-// decoder layer has around them: router, RMSNorm, RoPE, attention. The interface is plain C, for ctypes.
+// Matrix products of a few bf16 rows at the speed of memory, gated experts (SwiGLU, and gpt-oss's) fused into one call each,
+// and what a decoder layer has around them: router, RMSNorm, RoPE, attention. The interface is plain C, for ctypes.
 //
 // Work is spread over the threads of the OpenMP runtime that torch computes with. Its functions are handed in as
 // pointers. A thread pool of our own would compete for the cores with that runtime's spinning threads.
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -45,7 +46,8 @@ struct Linear {
   uint16_t *out;
 };
 
-// One expert and the rows that are routed to it. `up` holds the gate projection, then the up projection.
+// One expert and the rows that are routed to it. `up` holds the gate projection, then the up projection. The last four are
+// of experts with a clamped gate, whose `up` holds both in turns.
 struct Expert {
   const uint32_t *up, *down;
   size_t inner, hidden, rows;
@@ -53,6 +55,8 @@ struct Expert {
   const float *scales;    // the routing weight of each row
   uint16_t *out;
   bool add;
+  const uint16_t *up_bias = nullptr, *down_bias = nullptr;
+  float alpha = 0, limit = 0;
 };
 
 struct Norm {
@@ -155,6 +159,8 @@ struct Kernels {
   const char *name;
   void (*hidden)(const Expert &, const Rows &, Rows &, size_t begin, size_t end);
   void (*output)(const Expert &, const Rows &, size_t begin, size_t end);
+  void (*clamped_hidden)(const Expert &, const Rows &, Rows &, size_t begin, size_t end);
+  void (*clamped_output)(const Expert &, const Rows &, size_t begin, size_t end);
   void (*linear)(const Linear &, const Rows &, size_t begin, size_t end);
   void (*norm)(const Norm &, size_t begin, size_t end);
   void (*attention)(const Attention &, size_t begin, size_t end);
@@ -164,8 +170,9 @@ struct Kernels {
 };
 
 #define KERNELS(of) \
-  { #of, of::hidden_part, of::output_part, of::linear_part, of::norm_part, of::attention_part, of::LANES, of::PAIRS, \
-      of::PAIRS ? of::LANES : 4, of::PAIRS ? of::LANES : 8 }
+  { #of, of::hidden_part, of::output_part, of::clamped_hidden_part, of::clamped_output_part, of::linear_part, of::norm_part, \
+    of::attention_part, of::LANES, of::PAIRS, \
+    of::PAIRS ? of::LANES : 4, of::PAIRS ? of::LANES : 8 }
 
 // The instruction sets that this processor can run, the fastest first. On x86 without AVX2 there is none: torch is
 // faster there than `plain`.
@@ -268,6 +275,58 @@ void rotate_rows(uint16_t *x, const uint16_t *cosines, const uint16_t *sines, si
         head[j + half] = rotated(second, first, j + half);
       }
     }
+  }
+}
+
+// The rows of some experts. Expert e has rows [starts[e], starts[e + 1]): see greenroom_experts.
+struct Routed {
+  const int64_t *starts, *tokens;
+  size_t count, hidden, inner;
+  const float *scales;
+  const uint16_t *x;
+  uint16_t *out;
+  bool add;
+};
+
+// Experts over their rows. Threads share the inner neurons in multiples of `inner_grain` for `hidden_part`, then [0, outputs)
+// in multiples of `output_grain` for `output_part`. `weights_of(expert, e)` sets the weights of expert e.
+template <class WeightsOf>
+void run_experts(const Routed &of, unsigned threads, decltype(Kernels::hidden) hidden_part, size_t inner_grain,
+                 decltype(Kernels::output) output_part, size_t outputs, size_t output_grain, WeightsOf weights_of) {
+  thread_local Scratch scratch, inner_scratch;
+  std::vector<Expert> experts;  // not thread_local: in the lambdas below every thread would see a vector of its own
+  const int64_t *starts = of.starts;
+  for (size_t first = 0, last; first < of.count; first = last) {
+    // As many experts at once as still keep the activations between up and down projection in the processor's cache.
+    for (last = first + 1; last < of.count && starts[last + 1] - starts[first] <= (int64_t)ROWS_TOGETHER; last++) {
+    }
+    const int64_t begin_row = starts[first], rows = starts[last] - begin_row;
+    Rows split = scratch.rows(rows, of.hidden), between = inner_scratch.rows(rows, of.inner);
+    fill(split, of.x, of.tokens + begin_row, rows);
+    experts.clear();
+    for (size_t e = first; e < last; e++) {
+      experts.push_back({nullptr, nullptr, of.inner, of.hidden, (size_t)(starts[e + 1] - starts[e]),
+                         of.add ? of.tokens + starts[e] : nullptr, of.scales + starts[e],
+                         of.out + (of.add ? 0 : starts[e] * of.hidden), of.add});
+      weights_of(experts.back(), e);
+    }
+    // Every thread takes its share of every expert. So uneven numbers of rows leave no thread idle.
+    together(threads, [&](size_t me, size_t all) {
+      size_t row = 0;
+      for (const Expert &expert : experts) {
+        Rows own = split.from(row), into = between.from(row);
+        share(of.inner, inner_grain, me, all, [&](size_t begin, size_t end) { hidden_part(expert, own, into, begin, end); });
+        row += expert.rows;
+      }
+    });
+    together(threads, [&](size_t me, size_t all) {
+      size_t row = 0;
+      for (const Expert &expert : experts) {
+        Rows own = between.from(row);
+        share(outputs, output_grain, me, all, [&](size_t begin, size_t end) { output_part(expert, own, begin, end); });
+        row += expert.rows;
+      }
+    });
   }
 }
 
@@ -379,38 +438,31 @@ void greenroom_linear(const void *weights, const void *bias, const void *x, void
 // written to the rows of `out` one after the other.
 void greenroom_experts(const int64_t *weights, const int64_t *starts, int64_t count, int64_t hidden, int64_t inner,
                        const void *x, const int64_t *tokens, const float *scales, void *out, int add, unsigned threads) {
-  thread_local Scratch scratch, inner_scratch;
-  std::vector<Expert> experts;  // not thread_local: in the lambdas below every thread would see a vector of its own
-  for (int64_t first = 0, last; first < count; first = last) {
-    // As many experts at once as still keep the activations between up and down projection in the processor's cache.
-    for (last = first + 1; last < count && starts[last + 1] - starts[first] <= (int64_t)ROWS_TOGETHER; last++) {
-    }
-    const int64_t begin_row = starts[first], rows = starts[last] - begin_row;
-    Rows split = scratch.rows(rows, hidden), between = inner_scratch.rows(rows, inner);
-    fill(split, (const uint16_t *)x, tokens + begin_row, rows);
-    experts.clear();
-    for (int64_t e = first; e < last; e++)
-      experts.push_back({(const uint32_t *)weights[2 * e], (const uint32_t *)weights[2 * e + 1], (size_t)inner,
-                         (size_t)hidden, (size_t)(starts[e + 1] - starts[e]), add ? tokens + starts[e] : nullptr,
-                         scales + starts[e], (uint16_t *)out + (add ? 0 : starts[e] * hidden), add != 0});
-    // Every thread takes its share of every expert. So uneven numbers of rows leave no thread idle.
-    together(threads, [&](size_t me, size_t of) {
-      size_t row = 0;
-      for (const Expert &expert : experts) {
-        Rows own = split.from(row), into = between.from(row);
-        share(inner, kernels.neurons, me, of, [&](size_t begin, size_t end) { kernels.hidden(expert, own, into, begin, end); });
-        row += expert.rows;
-      }
-    });
-    together(threads, [&](size_t me, size_t of) {
-      size_t row = 0;
-      for (const Expert &expert : experts) {
-        Rows own = between.from(row);
-        share(hidden, kernels.columns, me, of, [&](size_t begin, size_t end) { kernels.output(expert, own, begin, end); });
-        row += expert.rows;
-      }
-    });
-  }
+  Routed routed{starts, tokens, (size_t)count, (size_t)hidden, (size_t)inner, scales, (const uint16_t *)x, (uint16_t *)out, add != 0};
+  run_experts(routed, threads, kernels.hidden, kernels.neurons, kernels.output, hidden, kernels.columns, [&](Expert &expert, size_t e) {
+    expert.up = (const uint32_t *)weights[2 * e];
+    expert.down = (const uint32_t *)weights[2 * e + 1];
+  });
+}
+
+// As greenroom_experts, of gpt-oss's: `down · ((up + 1) * gate * sigmoid(alpha * gate)) * scale`, with biases of both
+// projections, gate at most `limit`, and up within ±`limit`.
+//
+// weights[4 * e] and the following are the addresses of its first projection [hidden, 2 * inner], whose outputs are a gate
+// and an up in turns, of that one's bias, of its second projection [inner, hidden], and of that one's bias.
+void greenroom_clamped_experts(const int64_t *weights, const int64_t *starts, int64_t count, int64_t hidden, int64_t inner,
+                               const void *x, const int64_t *tokens, const float *scales, void *out, int add, float alpha,
+                               float limit, unsigned threads) {
+  Routed routed{starts, tokens, (size_t)count, (size_t)hidden, (size_t)inner, scales, (const uint16_t *)x, (uint16_t *)out, add != 0};
+  const size_t lanes = kernels.lanes;
+  run_experts(routed, threads, kernels.clamped_hidden, lanes, kernels.clamped_output, hidden / 2, lanes, [&](Expert &expert, size_t e) {
+    expert.up = (const uint32_t *)weights[4 * e];
+    expert.up_bias = (const uint16_t *)weights[4 * e + 1];
+    expert.down = (const uint32_t *)weights[4 * e + 2];
+    expert.down_bias = (const uint16_t *)weights[4 * e + 3];
+    expert.alpha = alpha;
+    expert.limit = limit;
+  });
 }
 
 // An MoE layer all of whose experts are resident. `weights` are as above. Each row of x[rows, hidden] has `k` picks, and

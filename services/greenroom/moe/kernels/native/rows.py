@@ -88,6 +88,16 @@ class RowLimits(NamedTuple):
     prompt: int
 
 
+class ClampedGate(NamedTuple):
+    """gpt-oss's activation: ``(up + 1) * gate * sigmoid(alpha * gate)``.
+
+    ``gate`` is at most ``limit``, and ``up`` within ±``limit``.
+    """
+
+    alpha: float
+    limit: float
+
+
 class NativeRows:
     """The library, and up to how many rows a model uses it.
 
@@ -120,6 +130,12 @@ class NativeRows:
             *(pointer, pointer, pointer, ctypes.c_int, ctypes.c_uint),
         ]
         self._experts.restype = None
+        self._clamped_experts = library.greenroom_clamped_experts
+        self._clamped_experts.argtypes = [
+            *self._experts.argtypes[:-1],
+            *(ctypes.c_float, ctypes.c_float, ctypes.c_uint),
+        ]
+        self._clamped_experts.restype = None
         self._all_experts = library.greenroom_all_experts
         self._all_experts.argtypes = [
             *(pointer, count, pointer, pointer, count, count),
@@ -255,6 +271,31 @@ class NativeRows:
         """
         self._add_rows(out.data_ptr(), tokens.ctypes.data, rows.data_ptr(), *rows.shape)
 
+    def clamped_experts(
+        self,
+        gate: ClampedGate,
+        weights: Sequence[tuple[torch.Tensor, ...]],
+        starts: NDArray[np.int64],
+        rows: torch.Tensor,
+        tokens: NDArray[np.int64],
+        scales: NDArray[np.float32],
+        out: torch.Tensor,
+        *,
+        add: bool,
+    ) -> None:
+        """As ``experts``, of experts as gpt-oss has them.
+
+        ``weights``: for each expert ``up[H, 2 I]``, whose outputs are a gate and an up in turns, ``up_bias[2 I]``,
+        ``down[I, H]`` and ``down_bias[H]``.
+        """
+        inner, hidden = weights[0][2].shape
+        addresses = array("q", [tensor.data_ptr() for expert in weights for tensor in expert])
+        self._clamped_experts(
+            *(addresses.buffer_info()[0], starts.ctypes.data, len(weights), hidden, inner, rows.data_ptr()),
+            *(tokens.ctypes.data, scales.ctypes.data, out.data_ptr(), add),
+            *(gate.alpha, _as_bf16(gate.limit), self._threads(3 * hidden * inner)),
+        )
+
     def all_experts(
         self,
         addresses: Lasting,
@@ -385,6 +426,11 @@ class NativeRows:
 
     def _threads(self, weights: int) -> int:
         return torch.get_num_threads() if self.threaded and weights >= _WEIGHTS_WORTH_A_THREAD else 1
+
+
+def _as_bf16(number: float) -> float:
+    """As a bf16 tensor is clamped to it."""
+    return float(torch.tensor(number, dtype=torch.bfloat16))
 
 
 ANY_ROWS = 1 << 30
