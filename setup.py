@@ -12,7 +12,9 @@ setup(
         Extension(
             "greenroom.moe.kernels.native._rows",
             [f"{NATIVE}/rows.cpp"],
-            depends=[f"{NATIVE}/{name}.inc" for name in ("rows_kernel", "pair_products", "float_products", "column_products")],
+            depends=[
+                f"{NATIVE}/{name}.inc" for name in ("rows_kernel", "pair_products", "float_products", "column_products")
+            ],
             language="c++",
             extra_compile_args=["-O3", "-std=c++17", "-Wno-psabi"],
             optional=True,
