@@ -24,7 +24,8 @@ def overhead_of(alone: Sequence[Beyond], crowds: Sequence[Beyond]) -> ServingOve
     """What a server takes beside its engine; nothing is below 0.
 
     A line through requests ``alone`` gives the time of a request, and of a step with one sequence. ``crowds`` then show
-    how much of the latter each further sequence adds: the other steps hide the time of all requests but one. The median crowd counts, so that a disturbed one does not.
+    how much of the latter each further sequence adds: the other steps hide the time of all requests but one. The median
+    crowd counts, so that a disturbed one does not.
     """
     request_ms, each = _line([one.steps for one in alone], [one.ms for one in alone])
     of_rows = [
