@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from msgspec import structs
 
-from benchmarks.emoe.step_times import Measured, measure_steps
+from benchmarks.emoe.step_times import measure_steps
 from benchmarks.harness.closing import Closing
 from benchmarks.harness.inputs.checkpoints import EXPERT_MIB, widened
-from greenroom.core.model_profile import ModelProfile, load_model_profile
+from greenroom.core.model_profile import MeasuredCosts, ModelProfile, load_model_profile
 from greenroom.demo import bundled_model_path
 from greenroom.profiling.model.profiled_model import Subject
 from greenroom.profiling.prompts import of_bundled_tasks
@@ -20,17 +18,6 @@ from greenroom.worker.model.config import WorkerConfig
 MAX_TOKENS = 64
 QUICK_MIB = 1.0
 PROMPTS_PER_TASK = 12
-
-
-@dataclass(frozen=True)
-class BenchProfile:
-    """``prompt_step_ms``: of steps with many rows, which the profile lacks; empty if its own costs are used."""
-
-    profile: ModelProfile
-    prompt_step_ms: Mapping[int, float] = field(default_factory=dict)
-
-    def with_steps(self, measured: Measured) -> BenchProfile:
-        return BenchProfile(structs.replace(self.profile, costs=measured.costs), measured.prompt_step_ms)
 
 
 class StepMeter(Closing):
@@ -42,7 +29,7 @@ class StepMeter(Closing):
         prompts = of_bundled_tasks(PROMPTS_PER_TASK, seed=0, labelled_per_task=1)
         self._asked, _ = self._subject.tokenised(prompts.run, MAX_TOKENS)
 
-    def measure(self, *, rounds: int, steps: int, loads: bool = True) -> Measured:
+    def measure(self, *, rounds: int, steps: int, loads: bool = True) -> MeasuredCosts:
         return measure_steps(self._subject, self._asked, rounds=rounds, steps=steps, loads=loads)
 
     def close(self) -> None:
@@ -54,13 +41,14 @@ def model_folder(*, quick: bool) -> Path:
     return widened(QUICK_MIB if quick else EXPERT_MIB)
 
 
-def bench_profile(given: Path | None, folder: Path, *, max_running: int, quick: bool) -> BenchProfile:
+def bench_profile(given: Path | None, folder: Path, *, max_running: int, quick: bool) -> ModelProfile:
     """``given``, or the bundled model's. Costs that it lacks are measured on ``folder``.
 
     Widening changes no routing, so the two models' profiles differ in costs alone.
     """
-    known = BenchProfile(load_model_profile(given or bundled_model_path() / "profile.json"))
-    if given is not None and known.profile.costs is not None:
+    known = load_model_profile(given or bundled_model_path() / "profile.json")
+    if given is not None and known.costs is not None:
         return known
     with StepMeter(folder, max_running) as meter:
-        return known.with_steps(meter.measure(rounds=2 if quick else 5, steps=6 if quick else 16))
+        costs = meter.measure(rounds=2 if quick else 5, steps=6 if quick else 16)
+    return structs.replace(known, costs=costs)

@@ -14,7 +14,6 @@ from benchmarks.harness.stages import Say, run_named
 from greenroom.core.model_profile import ModelProfile
 
 if TYPE_CHECKING:
-    from benchmarks.emoe.measured_profile import BenchProfile
     from benchmarks.emoe.scheduling.step_costs import ServingOverhead
 
 MAX_RUNNING = 32
@@ -26,6 +25,7 @@ AIMS = {
     "goodput_ratio_fcfs": Aim(1.3, at_least=True),
     "overhead_share": Aim(0.03, at_least=False),
     "decision_ms_at_1000": Aim(2.0, at_least=False),
+    "simulator_error": Aim(0.1, at_least=False),
 }
 
 
@@ -44,16 +44,12 @@ class Settings:
     profile: Path | None = None
     trace: Path | None = None
     arrivals: Path | None = None
-    measured: BenchProfile | None = field(default=None, init=False)
+    measured: ModelProfile | None = field(default=None, init=False)
     overhead: ServingOverhead | None = field(default=None, init=False)
     """Of a real server, where the check has run."""
 
     @property
     def model_profile(self) -> ModelProfile:
-        return self.bench_profile.profile
-
-    @property
-    def bench_profile(self) -> BenchProfile:
         """Measured once."""
         if self.measured is None:
             from benchmarks.emoe.measured_profile import bench_profile, model_folder
@@ -77,7 +73,7 @@ def _scheduling(settings: Settings, say: Say) -> dict[str, Any]:
     if settings.seeds is not None:
         scale = replace(scale, seeds=settings.seeds)
     found = scheduling.run(
-        settings.bench_profile, scale, share=settings.share, max_running=MAX_RUNNING, arrivals=settings.arrivals,
+        settings.model_profile, scale, share=settings.share, max_running=MAX_RUNNING, arrivals=settings.arrivals,
         out=settings.out, overhead=settings.overhead,
     )  # fmt: skip
     say(scheduling.table(found))
@@ -113,7 +109,7 @@ def _check(settings: Settings, say: Say) -> dict[str, Any]:
     from benchmarks.emoe.scheduling.step_costs import ServingOverhead
 
     scale = check.QUICK if settings.quick else check.Scale()
-    found = check.run(model_folder(quick=settings.quick), settings.bench_profile, scale, max_running=MAX_RUNNING)
+    found = check.run(model_folder(quick=settings.quick), settings.model_profile, scale, max_running=MAX_RUNNING)
     settings.overhead = ServingOverhead(**found["overhead"])
     picture(lambda: plots.draw_check(found["points"], settings.out / "check.png"), say)
     say(check.table(found))

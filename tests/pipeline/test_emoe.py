@@ -132,18 +132,20 @@ async def test_experts_follow_the_task_mix_and_answers_are_the_models_own(
 
 
 def test_with_a_profile_and_the_papers_fidelity_nothing_is_fetched_on_demand(
-    cache: Path, prompts: dict[str, list[str]]
+    cache: Path, prompts: dict[str, list[str]], caplog: pytest.LogCaptureFixture
 ) -> None:
     random = np.random.default_rng(5)
     profile = model_profile(
         {task: task_profile(random.dirichlet(np.full(16, 0.2), 6).tolist()) for task in TASKS},
         top_k=2,
         load_ms={1: 5.0, 50: 100.0},
+        machine="Another CPU, 3 cores",
     )
     (cache / "profile.json").write_bytes(dump_model_profile(profile))
     chosen = config(cache, expert_memory="50%", policy="emoe", fidelity="paper", profile=cache / "profile.json")
     with ModelRuntime(chosen) as worker:
         experts, policy = worker.experts, worker.experts.policy
+        assert "the costs in the profile were measured on Another CPU, 3 cores" in caplog.text
         assert "on_layer_routed" not in policy.hooks
         assert wanted(worker) == set(experts.resident_keys().tolist()), (
             "what is popular over all tasks is there already"

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from greenroom.core.machine import machine_name
 from greenroom.core.model_profile import ModelProfile
 from greenroom.embedded import EmbeddedConfig
 from greenroom.gateway.service import GatewayService
@@ -70,6 +71,18 @@ async def test_a_request_that_would_spoil_anothers_slo_begins_when_that_one_has_
         found = metrics(registry)
         for estimator in ("eq3", "processor-sharing"):
             assert found[f'greenroom_scheduler_latency_ratio_count{{estimator="{estimator}",pool="0"}}'] == 2.0
+
+
+@pytest.mark.parametrize(("machine", "warned"), [("Another CPU, 3 cores", True), (machine_name(), False), ("", False)])
+async def test_costs_that_were_measured_on_another_machine_are_said_to_be_such_at_the_start(
+    text: TextProcessor, caplog: pytest.LogCaptureFixture, machine: str, warned: bool
+) -> None:
+    code = task_profile([[1, 1, 1], [1, 1, 1]], writes=SAYS)
+    profile = model_profile({"code": code}, load_ms={1: 1.0}, machine=machine)
+    async with served(text, ScriptedEngine(), profile):
+        pass
+    said = [one.getMessage() for one in caplog.records if one.name == "greenroom.scheduler.service"]
+    assert any("measured on Another CPU, 3 cores" in one for one in said) == warned
 
 
 async def test_the_workers_profile_is_the_schedulers_too(text: TextProcessor) -> None:

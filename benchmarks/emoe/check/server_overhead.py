@@ -24,12 +24,14 @@ def overhead_of(alone: Sequence[Beyond], crowds: Sequence[Beyond]) -> ServingOve
     """What a server takes beside its engine; nothing is below 0.
 
     A line through requests ``alone`` gives the time of a request, and of a step with one sequence. ``crowds`` then show
-    how much of the latter each further sequence adds: the other steps hide the time of all requests but one.
+    how much of the latter each further sequence adds: the other steps hide the time of all requests but one. The median
+    crowd counts, so that a disturbed one does not.
     """
     request_ms, each = _line([one.steps for one in alone], [one.ms for one in alone])
-    more_rows = sum(one.rows - one.steps for one in crowds)
-    left = sum(one.ms - request_ms - each * one.steps for one in crowds)
-    row_ms = min(max(0.0, left / more_rows), each) if more_rows else 0.0
+    of_rows = [
+        (one.ms - request_ms - each * one.steps) / (one.rows - one.steps) for one in crowds if one.rows > one.steps
+    ]
+    row_ms = min(max(0.0, statistics.median(of_rows)), each) if of_rows else 0.0
     return ServingOverhead(request_ms=request_ms, step_ms=each - row_ms, row_ms=row_ms)
 
 

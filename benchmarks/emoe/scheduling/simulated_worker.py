@@ -10,7 +10,8 @@ import math
 from dataclasses import dataclass, field
 
 from benchmarks.emoe.scheduling.jobs import Job
-from benchmarks.emoe.scheduling.step_costs import ExpertSets, ServingOverhead, StepTimes
+from benchmarks.emoe.scheduling.step_costs import ExpertSets, ServingOverhead
+from greenroom.core.step_costs import StepCosts
 from greenroom.policies.base.events import Phase
 from greenroom.policies.batching.batch_policy import (
     BatchLimits,
@@ -56,7 +57,7 @@ class ModelledWorker:
 
     name: str
     limits: BatchLimits
-    times: StepTimes
+    costs: StepCosts
     sets: ExpertSets | None = None
     overhead: ServingOverhead = field(default_factory=ServingOverhead)
     until: float = math.inf
@@ -120,12 +121,16 @@ class ModelledWorker:
             sequence = self._numbers[rows.sequence]
             if sequence.begun_ms is None:
                 sequence.begun_ms = now
-        took = self._stall_ms + self.times.of(plan.tokens) + self.overhead.of_step(len(plan.rows))
+        took = self._stall_ms + self._step_ms(plan) + self.overhead.of_step(len(plan.rows))
         self.steps += 1
         self.step_rows += len(plan.rows)
         self._stall_ms = 0.0
         self._plan, self.until = plan, now + took
         self.busy_ms += took
+
+    def _step_ms(self, plan: StepPlan) -> float:
+        decode = sum(rows.tokens for rows in plan.rows if rows.phase is Phase.DECODE)
+        return self.costs.step_ms(decode, plan.tokens - decode)
 
     def _next_plan(self) -> StepPlan | None:
         kv_used = sum(sequence.kv_need for sequence in self.running.values())

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 
 from benchmarks.emoe.scheduling.jobs import Job
 from benchmarks.emoe.scheduling.simulated_worker import KvOnDemandWorker, ModelledWorker
-from benchmarks.emoe.scheduling.step_costs import ExpertSets, ServingOverhead, StepTimes
-from greenroom.core.model_profile import ModelProfile
+from benchmarks.emoe.scheduling.step_costs import ExpertSets, ServingOverhead
+from greenroom.core.model_profile import MeasuredCosts, ModelProfile
 from greenroom.policies.batching.batch_policy import BatchLimits
 from greenroom.policies.placement.placement_policy import (
     Costs,
@@ -25,6 +25,7 @@ from greenroom.policies.placement.placement_policy import (
     PlacementState,
     WorkerView,
 )
+from greenroom.scheduler.estimates import Estimates
 from greenroom.scheduler.pool_workers import Capacity, PoolWorker, WorkerState
 from greenroom.scheduler.request_entries import Entry, RequestStage
 
@@ -33,7 +34,8 @@ VIRTUALLY_ALL = 1 << 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What is simulated. ``prompt_step_ms``: of steps with many rows, by their number, if measured (``step_times.py``).
+    """What is simulated. ``profile``: what the scheduler goes by. ``really``: what steps and loads take, where that was
+    measured at another time than the profile.
 
     ``overhead``: what a server takes beside its engine. ``share``: of all experts that fit a worker. ``beat_ms``:
     between two reports of a worker; 0: the scheduler always knows. ``hindsight``: the scheduler is told each answer's
@@ -42,7 +44,7 @@ class Machine:
     """
 
     profile: ModelProfile
-    prompt_step_ms: Mapping[int, float] = field(default_factory=dict)
+    really: MeasuredCosts | None = None
     overhead: ServingOverhead = field(default_factory=ServingOverhead)
     workers: int = 1
     share: float = 1.0
@@ -110,7 +112,7 @@ class Simulation:
         self.served: dict[str, Served] = {}
         self._expected = expected
         self._estimate = estimate
-        times = StepTimes(costs, machine.prompt_step_ms)
+        steps = (machine.really or costs).steps()
         limits = BatchLimits(machine.tokens_per_step, machine.max_running, machine.kv_tokens, machine.prefill_chunk)
         kv = VIRTUALLY_ALL if machine.kv_on_demand else machine.kv_tokens  # then the worker alone looks after it
         capacity = Capacity(max_running=machine.max_running, max_queued=machine.max_queued, kv_tokens=kv)
@@ -118,7 +120,7 @@ class Simulation:
         names = [f"worker{number}" for number in range(machine.workers)]
         self.workers = {
             name: made(
-                name, limits, times, overhead=machine.overhead,
+                name, limits, steps, overhead=machine.overhead,
                 sets=None if machine.share >= 1 else ExpertSets(machine.profile, machine.share),
             )
             for name in names
@@ -127,11 +129,8 @@ class Simulation:
         self._waiting: dict[str, Entry] = {}
         self._by_id = {job.request_id: job for job in jobs}
         self._placed: dict[str, tuple[float, Mapping[str, float] | None]] = {}
-        self._costs = Costs(
-            token_ms=costs.token_ms(machine.max_running),
-            token_ms_by_rows=tuple(costs.token_ms(rows) for rows in range(1, machine.max_running + 1)),
-            prefill_token_ms=costs.prefill_token_ms,
-        )
+        told = Estimates(machine.profile).costs(Costs(), missing=0.0, rows=machine.max_running)
+        self._costs = replace(told, token_ms=told.token_ms_by_rows[-1])
 
     def run(self) -> list[Served]:
         """What became of each job, in their order."""

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.emoe.measured_profile import MAX_TOKENS, BenchProfile
+from benchmarks.emoe.measured_profile import MAX_TOKENS
 from benchmarks.emoe.scheduling import plots
 from benchmarks.emoe.scheduling.jobs import AzureTraffic, of_profile
 from benchmarks.emoe.scheduling.simulator import Machine
@@ -16,6 +16,7 @@ from benchmarks.emoe.scheduling.sweep import AT_SATURATION, AZURE, TASKS, Scale,
 from benchmarks.harness.reporting.plots import picture
 from benchmarks.harness.reporting.progress import progress
 from benchmarks.harness.reporting.tables import plus_minus
+from greenroom.core.model_profile import ModelProfile
 
 KV_TOKENS = 32_768
 TICK_MS = 200.0
@@ -23,7 +24,7 @@ TICK_MS = 200.0
 
 
 def run(
-    bench: BenchProfile,
+    profile: ModelProfile,
     scale: Scale,
     *,
     share: float,
@@ -40,9 +41,9 @@ def run(
     common: dict[str, Any] = {
         "max_running": max_running, "kv_tokens": KV_TOKENS, "tick_ms": TICK_MS, "overhead": beside
     }  # fmt: skip
-    common |= {"profile": bench.profile, "prompt_step_ms": dict(bench.prompt_step_ms)}
+    common["profile"] = profile
     machine = Machine(share=share, **common)
-    population = of_profile(bench.profile, max_tokens=MAX_TOKENS)
+    population = of_profile(profile, max_tokens=MAX_TOKENS)
     traffics = [Traffic.of(TASKS, population, None, machine, scale.saturating_requests)]
     if arrivals is not None:
         azure = AzureTraffic.read(arrivals)

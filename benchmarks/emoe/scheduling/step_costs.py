@@ -1,49 +1,13 @@
-"""The simulator's costs, from a profile: a step, what a server takes beside it, and loading a set of experts."""
+"""The simulator's costs beside a step's own (``core/step_costs.py``): what a server takes, and loading experts."""
 
 from __future__ import annotations
 
-import bisect
-from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
-from greenroom.core.model_profile import MeasuredCosts, ModelProfile
-
-
-class StepTimes:
-    """Milliseconds of a forward by its rows: up to the largest measured batch rows · c(rows), as of a decode step.
-
-    Beyond it ``prompt_step_ms`` counts: lines between measured points, and on in the direction of the last two. Without
-    it each further row takes as long as a prompt's token.
-    """
-
-    def __init__(self, costs: MeasuredCosts, prompt_step_ms: Mapping[int, float] | None = None) -> None:
-        self._costs = costs
-        self._most = max(costs.token_ms_by_rows)
-        whole = self._most * costs.token_ms(self._most)
-        points = {rows: ms for rows, ms in (prompt_step_ms or {}).items() if rows > self._most}
-        if not points:
-            points = {self._most + 1: whole + costs.prefill_token_ms}
-        ordered = [(self._most, whole), *sorted(points.items())]
-        self._rows = [rows for rows, _ in ordered]
-        self._times = list(accumulate((ms for _, ms in ordered), max))  # a step of more rows takes no less
-        self._known: dict[int, float] = {}
-
-    def of(self, rows: int) -> float:
-        """Milliseconds."""
-        found = self._known.get(rows)
-        if found is None:
-            found = rows * self._costs.token_ms(rows) if rows <= self._most else self._beyond(rows)
-            self._known[rows] = found
-        return found
-
-    def _beyond(self, rows: int) -> float:
-        place = min(bisect.bisect_left(self._rows, rows), len(self._rows) - 1)
-        (low, below), (high, above) = ((self._rows[at], self._times[at]) for at in (place - 1, place))
-        return below + (above - below) * (rows - low) / (high - low)
+from greenroom.core.model_profile import ModelProfile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from greenroom.core.errors import InvalidConfig
+from greenroom.core.step_costs import StepCosts
 from greenroom.core.straight_lines import between
 from greenroom.core.units import MIB
 
@@ -77,18 +78,44 @@ class TaskProfile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MeasuredCosts(msgspec.Struct, frozen=True, kw_only=True):
-    """Milliseconds. ``token_ms_by_rows[b]``: eMoE's c: the time of a decode step of b rows, divided by b; n requests of
-    G tokens each cost n · G · c. ``prefill_token_ms``: the time of a prompt's token, in chunks.
-    ``load_ms_by_experts[n]``: eMoE's ΔE: the time to bring n experts to the device together.
+    """Milliseconds on one machine. ``token_ms_by_rows[b]``: eMoE's c: the time of a decode step of b rows, over b;
+    n requests of G tokens each cost n · G · c. ``prefill_token_ms``: the time of a prompt's token, prompt by prompt.
+    ``prompt_step_ms[p]``: the time of a step that reads p rows of prompts; empty in older profiles.
+    ``beside_prompts``: the share of a decode step's time by which its rows make a step with prompts longer.
+    ``load_ms_by_experts[n]``: eMoE's ΔE: the time to bring n experts to the device together. ``machine``: its processor
+    and how many of its cores were there (``machine_name``); empty in older profiles.
     """
 
     token_ms_by_rows: Annotated[dict[Count, Above], Meta(min_length=1)]
     prefill_token_ms: Above
+    prompt_step_ms: dict[Count, Above] = {}
+    beside_prompts: Share | None = None
     load_ms_by_experts: dict[Count, NotBelow] = {}
+    machine: str = ""
+
+    def steps(self) -> StepCosts:
+        """The time of any step. An older profile knows decode steps alone: a prompt's row counts as one that decodes,
+        and each beyond the largest batch costs what a prompt's token does."""
+        decode = {rows: rows * ms for rows, ms in self.token_ms_by_rows.items()}
+        if self.prompt_step_ms:
+            return StepCosts(decode, self.prompt_step_ms, self.beside_prompts)
+        most = max(decode)
+        return StepCosts(decode, {**decode, most + 1: decode[most] + self.prefill_token_ms})
 
     def token_ms(self, rows: int) -> float:
-        """c at a batch of ``rows``: a straight line between measured sizes, the nearest one beyond them."""
-        return between(self.token_ms_by_rows, rows)
+        """c at a batch of ``rows``: on the straight line of whole steps between measured sizes, that of the largest
+        beyond it."""
+        return self.steps().token_ms(rows)
+
+    def said_of_machine(self, here: str) -> str | None:
+        """What to tell a user whose machine, ``here``, is not the one that was measured; None: it is, or it is not
+        known which was."""
+        if self.machine in ("", here):
+            return None
+        return (
+            f"the costs in the profile were measured on {self.machine}, and this is {here}: what steps and loads take "
+            "may be wrong here, so measure them with `greenroom profile --stages costs`"
+        )
 
     def load_ms(self, experts: float) -> float:
         """ΔE of so many experts: a straight line between (0, 0) and the measured numbers, in proportion beyond."""
@@ -131,6 +158,10 @@ class ModelProfile(msgspec.Struct, frozen=True, kw_only=True):
     reuse: Reuse | None = None
     notes: Mapping[str, str] = {}
     """How it was made: dtype, seeds, when, on what; for people."""
+
+    def said_of_machine(self, here: str) -> str | None:
+        """As its costs say (``MeasuredCosts.said_of_machine``); None also where it has none."""
+        return None if self.costs is None else self.costs.said_of_machine(here)
 
     def expected_tokens(self, task: str) -> float:
         """The mean number of tokens of an answer of the task (eMoE's G at its start, Wo of Eq. 2)."""

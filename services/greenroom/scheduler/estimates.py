@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from greenroom.core.model_profile import ModelProfile
+from greenroom.core.step_costs import StepCosts
 from greenroom.policies.placement.placement_policy import Costs
 
 log = logging.getLogger(__name__)
@@ -48,6 +49,7 @@ class Estimates:
         self._by_task: dict[str, _Mean] = {}
         self._all = _Mean()
         self._token_ms: tuple[float, ...] = ()
+        self._steps: StepCosts | None = None
         self._met: tuple[str, int] | None = None
         self._wanted = {} if profile is None else {task: experts_wanted(profile, task) for task in profile.tasks}
 
@@ -97,12 +99,15 @@ class Estimates:
         if measured is None:
             return heard
         if len(self._token_ms) < rows:
-            self._token_ms = tuple(measured.token_ms(batch) for batch in range(1, rows + 1))
+            steps = measured.steps()
+            self._token_ms = tuple(steps.token_ms(batch) for batch in range(1, rows + 1))
+            self._steps = steps if measured.prompt_step_ms else None
         loads = {task: measured.load_ms(wanted * missing) for task, wanted in self._wanted.items()}
         return replace(
             heard,
             token_ms_by_rows=self._token_ms,
             prefill_token_ms=measured.prefill_token_ms,
+            steps=self._steps,
             load_ms_by_task={**loads, **heard.load_ms_by_task},
         )
 

@@ -74,7 +74,9 @@ class PoolWorker:
         running: list[PlacedRequest] = []
         kv_used = 0
         rows = min(len(self.placed), self.capacity.max_running)
-        step_ms, reading_ms = rows * self.costs.generated_ms(rows), self._unread() * self.costs.read_ms(rows)
+        unread = [tokens for tokens in self._unread() if tokens]
+        step_ms = rows * self.costs.generated_ms(rows)
+        reading_ms = self.costs.read_all_ms(sum(unread), rows, max(0, rows - len(unread)))
         for entry in self.placed.values():
             request = entry.pending
             if request is None:
@@ -121,11 +123,11 @@ class PoolWorker:
             groups=(QueuedGroup(None, count),) if count else (),
         )
 
-    def _unread(self) -> int:
-        """Input tokens of the requests that had generated nothing when the worker last spoke. Reading them comes
+    def _unread(self) -> list[int]:
+        """Input tokens of each request that had generated nothing when the worker last spoke. Reading them comes
         first."""
-        return sum(
+        return [
             entry.pending.input_tokens
             for entry in self.placed.values()
             if entry.pending is not None and not self.state.generated.get(entry.request_id)
-        )
+        ]

@@ -12,8 +12,9 @@ import pytest
 
 from greenroom.core.errors import InvalidRequest
 from greenroom.core.generation import Event, GenerationRequest, SamplingParams, Token
+from greenroom.core.machine import machine_name
 from greenroom.policies.base.events import SequenceEnd, SequenceInfo
-from greenroom.profiling.measures.costs import measure_costs, turns_of
+from greenroom.profiling.measures.costs import crowd_of, measure_costs, turns_of
 from greenroom.profiling.measures.lengths import counts_of
 from greenroom.profiling.measures.pick_worth import measure_pick_worth
 from greenroom.profiling.measures.pick_worth import turns_of as worth_turns_of
@@ -234,14 +235,28 @@ def lost_without(subject: Subject, said: list[tuple[Asked, tuple[int, ...]]], la
     )
 
 
+def test_a_crowd_of_prompts_has_as_many_tokens_as_are_wanted_where_so_many_prompts_run(
+    subject: Subject, asked: list[Asked]
+) -> None:
+    whole = sum(len(one.prompt_ids) for one in asked[:3])
+    for rows in (1, 2, whole):
+        assert sum(len(one.prompt_ids) for one in crowd_of(subject, asked, rows)) == rows
+    assert sum(len(one.prompt_ids) for one in crowd_of(subject, asked, 10 * whole)) == whole, "three run at once"
+
+
 def test_costs_are_measured_and_leave_the_model_as_it_was(subject: Subject, asked: list[Asked]) -> None:
     before = said(subject, asked)
     turns = []
     costs = measure_costs(subject, asked, rounds=2, steps=3, seed=0, done=lambda: turns.append(1))
     assert len(turns) == turns_of(subject, 2)
-    assert list(costs.token_ms_by_rows) == [1, 2]
+    assert list(costs.token_ms_by_rows) == [1, 2, 3]
     assert list(costs.load_ms_by_experts) == [1, 2, 4, 8]
-    assert all(cost > 0 for cost in [*costs.token_ms_by_rows.values(), *costs.load_ms_by_experts.values()])
+    assert list(costs.prompt_step_ms) == sorted(costs.prompt_step_ms)
+    assert {1, 2, 4} <= costs.prompt_step_ms.keys() <= set(range(1, 10))
+    measured = (costs.token_ms_by_rows, costs.prompt_step_ms, costs.load_ms_by_experts)
+    assert all(cost > 0 for figures in measured for cost in figures.values())
+    assert costs.beside_prompts is not None
+    assert costs.machine == machine_name()
     assert costs.prefill_token_ms > 0
     assert not subject.engine.busy
     subject.worker.experts.audit(idle=True)

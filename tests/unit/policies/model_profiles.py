@@ -35,13 +35,16 @@ def task_profile(
 
 
 def model_profile(
-    tasks: Mapping[str, TaskProfile], *, top_k: int = 1, load_ms: Mapping[int, float] | None = None
+    tasks: Mapping[str, TaskProfile], *, top_k: int = 1, load_ms: Mapping[int, float] | None = None, machine: str = ""
 ) -> ModelProfile:
+    """``load_ms``: with costs, as they were measured on ``machine``."""
     first = next(iter(tasks.values())).popularity
     costs = (
         None
         if load_ms is None
-        else MeasuredCosts(token_ms_by_rows={1: 1.0}, prefill_token_ms=0.1, load_ms_by_experts=dict(load_ms))
+        else MeasuredCosts(
+            token_ms_by_rows={1: 1.0}, prefill_token_ms=0.1, load_ms_by_experts=dict(load_ms), machine=machine
+        )
     )
     return ModelProfile(
         format="greenroom-model-profile",

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 
+from greenroom.core.step_costs import StepCosts
 from greenroom.policies.placement.placement_policy import (
     Costs,
     PendingRequest,
@@ -20,6 +21,9 @@ from greenroom.policies.placement.placement_policy import (
     WorkerView,
 )
 
+STEPS = StepCosts({1: 4.0, 5: 8.0, 9: 16.0}, {1: 8.0, 33: 40.0, 65: 48.0, 2113: 560.0})
+"""With bends, and larger than all prompts of a state together."""
+SHARED = StepCosts({1: 4.0, 5: 8.0, 9: 16.0}, {1: 8.0, 33: 40.0, 65: 48.0, 2113: 560.0}, 0.5)
 TASKS = ["a", "b", "unknown"]
 times = st.integers(0, 4000).map(float)
 slos = st.none() | st.integers(-100, 8000).map(float) | st.sampled_from([0.0, 1e15])
@@ -56,6 +60,7 @@ def workers(draw: st.DrawFn, name: str, now_ms: float) -> WorkerView:
         token_ms_by_rows=tuple(draw(st.lists(st.integers(0, 32), max_size=4)) or ()),
         prefill_token_ms=draw(st.none() | st.sampled_from([0.0, 0.5])),
         load_ms_by_task=draw(st.dictionaries(st.sampled_from(TASKS), st.integers(0, 400).map(float))),
+        steps=draw(st.sampled_from([None, STEPS, SHARED])),
     )
     used = sum(placed.request.kv_need for placed in running)
     free = draw(st.integers(0, 800))
@@ -114,13 +119,23 @@ class Site:
             and held + request.input_tokens <= self.view.kv_total
         )
 
+    def reading(self, there: Sequence[There], rows: int) -> float:
+        """All prompts that were not read yet, together, beside those that generate."""
+        unread, costs = sum(other.unread for other in there), self.view.costs
+        if costs.steps is None:
+            return unread * costs.read_ms(rows)
+        decoding = sum(not other.unread for other in there)
+        assert unread <= costs.steps.most_prompt_rows
+        alone = costs.steps.step_ms(decoding) if decoding else 0.0
+        return costs.steps.step_ms(decoding, unread) - alone if unread else 0.0
+
     def latencies(self, new: PendingRequest | None, now_ms: float, estimator: str) -> dict[str, float]:
         """From its arrival to its end, of every request there and of ``new``."""
         there = self.there + ([] if new is None else [There(new, new.expected_tokens, 0, new.input_tokens, now_ms)])
         rows = len(there)
         loads = sum(self.view.costs.load_ms_by_task.get(task, 0.0) for task in set(self.coming))
         loads += 0.0 if new is None else self.load_ms(new.task)
-        read = sum(other.unread for other in there) * self.view.costs.read_ms(rows)
+        read = self.reading(there, rows)
         result = {}
         for mine in there:
             if estimator == "eq3":
@@ -147,8 +162,8 @@ class Site:
         """Whether ``new`` would meet its own SLOs here."""
         rows, costs = len(self.there) + 1, self.view.costs
         loads = sum(costs.load_ms_by_task.get(task, 0.0) for task in set(self.coming)) + self.load_ms(new.task)
-        unread = sum(other.unread for other in self.there) + new.input_tokens
-        first = max(0.0, now_ms - new.arrived_ms) + loads + unread * costs.read_ms(rows)
+        there = [*self.there, There(new, new.expected_tokens, 0, new.input_tokens, now_ms)]
+        first = max(0.0, now_ms - new.arrived_ms) + loads + self.reading(there, rows)
         end = self.latencies(new, now_ms, estimator)[new.request_id]
         return first <= or_never(new.slo_ttft_ms) and end <= or_never(new.slo_e2e_ms)
 
@@ -212,7 +227,9 @@ def by_the_book(
         return placed
 
     def slack(request: PendingRequest) -> float:
-        ready = min(s.load_ms(request.task) + request.input_tokens * s.view.costs.read_ms(1) for s in sites)
+        ready = min(
+            s.load_ms(request.task) + s.reading([There(request, 1, 0, request.input_tokens, now_ms)], 1) for s in sites
+        )
         rest = request.expected_tokens * min(s.view.costs.generated_ms(1) for s in sites)
         first_by = min(or_never(request.slo_ttft_ms), or_never(request.slo_e2e_ms) - rest)
         return first_by - max(0.0, now_ms - request.arrived_ms) - ready

@@ -10,7 +10,7 @@ from greenroom.demo import bundled_model_path
 from greenroom.demo.tasks import TASKS
 from greenroom.profiling.config import STAGES, ProfileConfig, stages_of
 from greenroom.profiling.folder import check_folder, written_whole
-from greenroom.profiling.measures.costs import load_counts, row_counts
+from greenroom.profiling.measures.costs import load_counts, prompt_row_counts, row_counts
 from greenroom.profiling.prompts import has_bundled_tasks, of_bundled_tasks, of_file
 
 
@@ -84,8 +84,11 @@ def test_a_bad_setting_is_named(field: str, value: float) -> None:
 
 
 def test_sizes_to_measure() -> None:
-    assert row_counts(32) == [1, 2, 4, 8, 16, 32]
-    assert row_counts(5) == [1, 2, 4]
+    assert row_counts(32) == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32]
+    assert row_counts(5) == [1, 2, 3, 4]
+    assert prompt_row_counts(100) == [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 100]
+    assert prompt_row_counts(512)[-3:] == [256, 384, 512]
+    assert prompt_row_counts(8192)[-1] == 2048
     assert load_counts(96) == [1, 2, 4, 8, 16, 32]
     assert load_counts(2) == [1]
     assert load_counts(6144)[-1] == 64

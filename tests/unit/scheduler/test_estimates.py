@@ -8,6 +8,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from greenroom.policies.placement.placement_policy import Costs
 from greenroom.scheduler.estimates import ENOUGH, MEMORY, MOST_TASKS, Estimates, experts_wanted
@@ -95,6 +96,20 @@ def test_c_by_batch_size_and_loads_come_from_the_profile_and_what_a_worker_says_
     nothing_missing = estimates.costs(Costs(), missing=0.0, rows=8)
     assert nothing_missing.load_ms_by_task == {"code": 0.0, "chat": 0.0}
     assert len(nothing_missing.token_ms_by_rows) == 8
+
+
+def test_steps_by_rows_come_from_a_profile_that_has_them_and_an_older_one_has_a_cost_of_a_prompts_token() -> None:
+    assert Estimates(PROFILE).costs(Costs(), missing=0.0, rows=4).steps is None
+    assert PROFILE.costs is not None
+    measured = structs.replace(
+        PROFILE.costs, token_ms_by_rows={1: 10.0, 3: 8.0}, prompt_step_ms={1: 10.0, 8: 24.0, 16: 32.0}
+    )
+    costs = Estimates(structs.replace(PROFILE, costs=measured)).costs(Costs(), missing=0.0, rows=4)
+    assert costs.token_ms_by_rows == (10.0, 8.5, 8.0, 8.0), "on the line of whole steps: 10, 17, 24"
+    assert costs.read_all_ms(8, rows=1, generating=0) == 24.0
+    assert costs.read_all_ms(13, rows=4, generating=3) == 32.0 - 24.0, "what it adds to the step of three"
+    assert costs.read_all_ms(32, rows=1, generating=0) == 2 * 32.0, "two steps"
+    assert costs.read_all_ms(0, rows=4, generating=3) == 0.0
 
 
 def test_a_profile_of_another_model_is_given_up_and_said_so_once(caplog: pytest.LogCaptureFixture) -> None:

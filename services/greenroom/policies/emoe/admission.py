@@ -114,6 +114,7 @@ class Site:
         self._figures = [self._figures_of(other) for other in self._there]
         self._held = sum(other.held for other in self._there)
         self._unread = sum(other.unread for other in self._there)
+        self._generating = sum(not other.unread for other in self._there)
         self._kv_free = view.kv_free
         known = view.costs.load_ms_by_task
         self._load_ms = np.array([*(known.get(task, 0.0) for task in queue.tasks), 0.0]) * rules.margin
@@ -136,14 +137,14 @@ class Site:
     @property
     def alone_ms(self) -> Figures:
         """Until the first token of each waiting request, were it alone here."""
-        alone: Figures = self._loads() + self._queue.input * self._read_ms(1)
+        alone: Figures = self._loads() + self.view.costs.reading_ms(self._queue.input, 1, 0) * self._rules.margin
         return alone
 
     def generated_ms(self, rows: int) -> float:
         return self.view.costs.generated_ms(rows) * self._rules.margin
 
-    def _read_ms(self, rows: int) -> float:
-        return self.view.costs.read_ms(rows) * self._rules.margin
+    def _read_ms(self, tokens: int, rows: int) -> float:
+        return self.view.costs.read_all_ms(tokens, rows, self._generating) * self._rules.margin
 
     @property
     def takes_late(self) -> bool:
@@ -190,7 +191,7 @@ class Site:
             none = np.zeros(len(queue), dtype=bool)
             return none, none
         estimator, rows = self._rules.estimator, len(self._there) + 1
-        token_ms, read_ms = self.generated_ms(rows), self._read_ms(rows)
+        token_ms = self.generated_ms(rows)
         figures = np.array(self._figures).reshape(-1, 3)
         left, spent, limit = figures[np.argsort(figures[:, 0])].T
         tokens = estimator.among(left)
@@ -201,7 +202,7 @@ class Site:
         least = np.minimum.accumulate(slack - of * token_ms if estimator.slows_shorter else slack)
         least_shorter = np.concatenate(([math.inf], least))
         least_longer = np.concatenate((np.minimum.accumulate(slack[::-1])[::-1], [math.inf]))
-        added = self._loads() + queue.input * read_ms
+        added = self._loads() + self._added_reading_ms(rows)
         more = added + queue.left * token_ms if estimator.slows_longer else added
         shorter = np.searchsorted(of, queue.left, "right")
         spares = (added <= least_shorter[shorter]) & (more <= least_longer[shorter])
@@ -222,7 +223,14 @@ class Site:
         """Until every request here has begun to generate."""
         if not self._rules.sums_up:
             return 0.0
-        return self._coming_ms + self._unread * self._read_ms(rows)
+        return self._coming_ms + self._read_ms(self._unread, rows)
+
+    def _added_reading_ms(self, rows: int) -> Figures:
+        """Reading each waiting request's prompt beside those that are read already."""
+        unread = self._unread if self._rules.sums_up else 0
+        costs, margin = self.view.costs, self._rules.margin
+        together: Figures = costs.reading_ms(self._queue.input + unread, rows, self._generating) * margin
+        return together - self._read_ms(unread, rows)
 
 
 class Round:

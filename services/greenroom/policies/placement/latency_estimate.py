@@ -157,9 +157,11 @@ def latency_ms(
     left = np.sort(np.array([other.left for other in there], dtype=np.float64))
     tokens = float(estimator.behind(left, np.array([float(request.expected_tokens)]))[0])
     unread = sum(other.unread for other in there) + request.input_tokens
+    generating = sum(not other.unread for other in there)
+    reading = view.costs.read_all_ms(unread, rows, generating)
     loads = sum_of_loads(view, [*joined, request])
     waited = max(0.0, now_ms - request.arrived_ms)
-    return waited + loads + unread * view.costs.read_ms(rows) + tokens * view.costs.generated_ms(rows)
+    return waited + loads + reading + tokens * view.costs.generated_ms(rows)
 
 
 def sum_of_loads(view: WorkerView, requests: Iterable[PendingRequest]) -> float:

@@ -14,6 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+
+from greenroom.core.step_costs import Figures, StepCosts
 from greenroom.policies.base.array_types import NO_KEYS, Keys
 from greenroom.policies.base.events import UNKNOWN_TASK
 
@@ -92,11 +95,12 @@ class PlacedRequest:
 class Costs:
     """What a worker's work takes, as profiled, in milliseconds.
 
-    ``token_ms``: generating a token (eMoE's c; CoServe's K for a request). ``token_ms_by_rows[b - 1]``: the same while
-    b requests generate, where known. ``prefill_token_ms``: reading a token of a prompt, where known. ``batch_ms``: a
-    batch, whatever its size (CoServe's B). ``load_ms_by_task``: loading the experts that a request of the task brings
-    with it (eMoE's ΔE). ``load_ms_by_expert``: loading one model, by key. ``request_ms_by_expert`` and
-    ``batch_ms_by_expert``: CoServe's K and B of a model, by key, where models differ.
+    ``token_ms``: generating a token (eMoE's c; CoServe's K for a request). ``token_ms_by_rows[b - 1]``: the same
+    while b requests generate, where known. ``prefill_token_ms``: reading a token of a prompt, where known. ``steps``:
+    what a step takes by its rows, where steps with prompts were measured. ``batch_ms``: a batch, whatever its size
+    (CoServe's B). ``load_ms_by_task``: loading the experts that a request of the task brings with it (eMoE's ΔE).
+    ``load_ms_by_expert``: loading one model, by key. ``request_ms_by_expert`` and ``batch_ms_by_expert``: CoServe's K
+    and B of a model, by key, where models differ.
     """
 
     token_ms: float = 0.0
@@ -107,6 +111,7 @@ class Costs:
     prefill_token_ms: float | None = None
     request_ms_by_expert: Mapping[int, float] = field(default_factory=dict)
     batch_ms_by_expert: Mapping[int, float] = field(default_factory=dict)
+    steps: StepCosts | None = None
 
     def request_ms(self, expert: int | None) -> float:
         """A request more in a batch of this model (CoServe's K)."""
@@ -128,6 +133,15 @@ class Costs:
     def read_ms(self, rows: int) -> float:
         """A token of a prompt, read while ``rows`` requests generate."""
         return self.generated_ms(rows) if self.prefill_token_ms is None else self.prefill_token_ms
+
+    def reading_ms(self, tokens: Figures, rows: int, generating: int) -> Figures:
+        """So many tokens of prompts, read together while ``rows`` requests are there, of which ``generating`` generate:
+        what that makes the steps of these longer, where steps were measured, else ``read_ms`` for each token."""
+        return tokens * self.read_ms(rows) if self.steps is None else self.steps.reading_ms(tokens, generating)
+
+    def read_all_ms(self, tokens: int, rows: int, generating: int) -> float:
+        """``reading_ms`` of one number of tokens."""
+        return float(self.reading_ms(np.array([float(tokens)]), rows, generating)[0])
 
 
 class QueuedGroup(NamedTuple):

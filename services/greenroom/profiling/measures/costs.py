@@ -5,19 +5,26 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from random import Random
 from typing import Final
 
 import numpy as np
+from msgspec import structs
 
+from greenroom.core.machine import machine_name
 from greenroom.core.model_profile import MeasuredCosts
 from greenroom.policies.base.events import Prediction, PredictionRequest
 from greenroom.policies.base.expert_policy import Target
 from greenroom.profiling.model.profiled_model import Asked, ProfileFailed, Subject, request_of
 
-ROWS: Final = (1, 2, 4, 8, 16, 32, 64, 128)
+ROWS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+PROMPT_ROWS: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048)
+"""Two to four for each doubling: kernels change at some number of rows, and a bend shows only between near points."""
 MOST_LOADED: Final = 64
 _WARM_STEPS: Final = 3
+_READINGS: Final = 3
+"""Steps with prompts of one size in one round."""
 _BUDGET_S: Final = 5.0
 """For the steps of one batch size in one round, and for the loads of one number."""
 
@@ -25,6 +32,11 @@ _BUDGET_S: Final = 5.0
 def row_counts(most: int) -> list[int]:
     """Batch sizes to measure, up to ``most``."""
     return [rows for rows in ROWS if rows <= most]
+
+
+def prompt_row_counts(most: int) -> list[int]:
+    """Rows of prompts in a step to measure, up to ``most`` and with it."""
+    return sorted({rows for rows in PROMPT_ROWS if rows < most} | {min(most, PROMPT_ROWS[-1])})
 
 
 def load_counts(experts: int) -> list[int]:
@@ -50,6 +62,8 @@ def measure_costs(
     sizes = row_counts(subject.engine.config.max_running)
     decoding: dict[int, list[float]] = {size: [] for size in sizes}
     prefilling: list[float] = []
+    reading: dict[int, list[float]] = {}
+    both: list[tuple[int, int, float]] = []
     for turn in range(rounds):
         for size in sizes:
             own = [asked[(turn + place) % len(asked)] for place in range(size)]
@@ -57,22 +71,44 @@ def measure_costs(
             done()
         prefilling.append(_prefill_time(subject, asked))
         done()
+        for wanted in _prompt_sizes(subject):
+            crowd = crowd_of(subject, [*asked[turn % len(asked) :], *asked[: turn % len(asked)]], wanted)
+            rows = sum(len(one.prompt_ids) for one in crowd)
+            reading.setdefault(rows, []).extend(_reading_times(subject, crowd, rows))
+            done()
+        for decode, prompt in _mixtures(subject):
+            both += _mixed_times(subject, asked[turn % len(asked) :], decode, prompt)
+            done()
     loading: dict[int, list[float]] = {}
     random = Random(seed)
     for count in load_counts(subject.catalogue.size) if loads else ():
         loading[count] = _load_times(subject, count, rounds, random)
         done()
-    return MeasuredCosts(
+    alone = MeasuredCosts(
         token_ms_by_rows={size: _ms(statistics.median(times) / size) for size, times in decoding.items() if times},
         prefill_token_ms=_ms(statistics.median(prefilling)),
+        prompt_step_ms={rows: _ms(statistics.median(times)) for rows, times in sorted(reading.items()) if times},
         load_ms_by_experts={count: _ms(statistics.median(times)) for count, times in loading.items() if times},
+        machine=machine_name(),
     )
+    return structs.replace(alone, beside_prompts=share_beside(alone, both))
+
+
+def share_beside(alone: MeasuredCosts, both: Sequence[tuple[int, int, float]]) -> float | None:
+    """The median share of a decode step's time by which its rows made steps with prompts longer, from 0 to 1. ``both``:
+    rows that decoded, rows of prompts, and the seconds of a step of them; None where there is none."""
+    if not both or not alone.prompt_step_ms:
+        return None
+    steps = alone.steps()
+    shares = [(1e3 * seconds - steps.step_ms(0, prompt)) / steps.step_ms(decode) for decode, prompt, seconds in both]
+    return round(min(1.0, max(0.0, statistics.median(shares))), 4)
 
 
 def turns_of(subject: Subject, rounds: int) -> int:
     """How often ``measure_costs`` calls ``done``."""
     sizes = row_counts(subject.engine.config.max_running)
-    return rounds * (len(sizes) + 1) + len(load_counts(subject.catalogue.size))
+    a_round = len(sizes) + 1 + len(_prompt_sizes(subject)) + len(_mixtures(subject))
+    return rounds * a_round + len(load_counts(subject.catalogue.size))
 
 
 def _decode_times(subject: Subject, asked: Sequence[Asked], steps: int) -> list[float]:
@@ -115,6 +151,78 @@ def _prefill_time(subject: Subject, asked: Sequence[Asked]) -> float:
         if spent > _BUDGET_S:
             break
     return spent / max(1, tokens)
+
+
+def _prompt_sizes(subject: Subject) -> list[int]:
+    return prompt_row_counts(subject.engine.config.tokens_per_step)
+
+
+def _mixtures(subject: Subject) -> list[tuple[int, int]]:
+    """Rows that decode and rows of prompts, of steps that have both."""
+    config = subject.engine.config
+    decodes = sorted({max(1, config.max_running // share) for share in (8, 4, 2)})
+    prompts = sorted({max(1, config.tokens_per_step // share) for share in (20, 8, 4)})
+    return [(decode, prompt) for decode in decodes for prompt in prompts if decode < config.max_running]
+
+
+def crowd_of(subject: Subject, asked: Sequence[Asked], rows: int) -> list[Asked]:
+    """Prompts that have so many tokens together, the last one cut; fewer where no more prompts may run at once."""
+    config = subject.engine.config
+    found: list[Asked] = []
+    left = rows
+    for place in range(config.max_running):
+        one = asked[place % len(asked)]
+        taken = min(len(one.prompt_ids), left, config.prefill_chunk or left)
+        found.append(replace(one, prompt_ids=one.prompt_ids[:taken]))
+        left -= taken
+        if not left:
+            break
+    return found
+
+
+def _reading_times(subject: Subject, crowd: Sequence[Asked], rows: int) -> list[float]:
+    """Seconds of steps in which these prompts are read and each has its only token. The first makes what is kept for so
+    many rows, and is left out. None where the engine did not take all of them at once."""
+    engine, stats = subject.engine, subject.engine.stats
+    times: list[float] = []
+    deadline = time.perf_counter() + _BUDGET_S / 2
+    while len(times) <= _READINGS and (len(times) < 2 or time.perf_counter() < deadline):
+        for place, one in enumerate(crowd):
+            engine.add(engine.new_sequence(request_of(one, 1, name=f"crowd-{place}"), lambda _: None))
+        before = stats.prefill_rows
+        started = time.perf_counter()
+        subject.step()
+        times.append(time.perf_counter() - started)
+        if stats.prefill_rows - before != rows or engine.busy:
+            _end_all(subject)
+            return []
+    return times[1:]
+
+
+def _mixed_times(subject: Subject, asked: Sequence[Asked], decode: int, prompt: int) -> list[tuple[int, int, float]]:
+    """Rows that decoded, rows of prompts and seconds of steps that have both, about so many of each."""
+    engine, stats = subject.engine, subject.engine.stats
+    for place in range(decode):
+        one = asked[place % len(asked)]
+        room = engine.max_model_len - len(one.prompt_ids)
+        request = request_of(one, min(room, decode + _WARM_STEPS + _READINGS + 1), ignore_eos=True, name=f"d-{place}")
+        engine.add(engine.new_sequence(request, lambda _: None))
+    while engine.waiting:
+        subject.step()
+    crowd = crowd_of(subject, asked[::-1], prompt)[: engine.config.max_running - decode]
+    found = []
+    for turn in range(_READINGS):
+        for place, one in enumerate(crowd):
+            engine.add(engine.new_sequence(request_of(one, 1, name=f"c-{turn}-{place}"), lambda _: None))
+        read, decoded = stats.prefill_rows, stats.decode_rows
+        started = time.perf_counter()
+        subject.step()
+        took = time.perf_counter() - started
+        read, decoded = stats.prefill_rows - read, stats.decode_rows - decoded
+        if turn and read and decoded:
+            found.append((decoded, read, took))
+    _end_all(subject)
+    return found
 
 
 def _load_times(subject: Subject, count: int, rounds: int, random: Random) -> list[float]:

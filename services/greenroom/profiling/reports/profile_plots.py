@@ -126,7 +126,11 @@ def draw_costs(profile: ModelProfile) -> Figure:
     every = figure.subplots(1, 2 if loads else 1, squeeze=False)[0]
     rows = sorted(costs.token_ms_by_rows)
     every[0].plot(rows, [costs.token_ms_by_rows[size] for size in rows], color=COLOURS[0], marker="o", label="decoded")
-    every[0].axhline(costs.prefill_token_ms, color=COLOURS[1], linestyle="--", label="of a prompt")
+    every[0].axhline(costs.prefill_token_ms, color=COLOURS[1], linestyle="--", label="of a prompt alone")
+    read = sorted(size for size in costs.prompt_step_ms if size <= 4 * rows[-1])
+    if read:
+        shares = [costs.prompt_step_ms[size] / size for size in read]
+        every[0].plot(read, shares, color=COLOURS[2], marker="s", label="of prompts")
     every[0].set_xlabel("rows in a step")
     every[0].set_ylabel("ms a token")
     every[0].set_xscale("log", base=2)

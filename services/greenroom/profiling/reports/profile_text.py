@@ -32,7 +32,11 @@ def describe_profile(profile: ModelProfile) -> str:
         rows.append(("of a prompt", f"{costs.prefill_token_ms:.3f}"))
         loads = [("experts loaded", "ms")]
         loads += [(str(count), f"{cost:.2f}") for count, cost in sorted(costs.load_ms_by_experts.items())]
-        parts.append(_table(rows))
+        parts.append((f"on {costs.machine}\n" if costs.machine else "") + _table(rows))
+        if costs.prompt_step_ms:
+            steps = [("rows of prompts in a step", "ms a step")]
+            steps += [(str(size), f"{took:.2f}") for size, took in sorted(costs.prompt_step_ms.items())]
+            parts.append(_table(steps))
         if len(loads) > 1:
             parts.append(_table(loads))
     return "\n\n".join(parts)

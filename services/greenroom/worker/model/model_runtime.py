@@ -21,6 +21,7 @@ from greenroom.core.artifacts.artifact_kinds import ARTIFACT_FILES
 from greenroom.core.artifacts.paths_file import PathsFile
 from greenroom.core.errors import UnsupportedModel
 from greenroom.core.generation import ServedModel
+from greenroom.core.machine import machine_name
 from greenroom.core.model_profile import ModelProfile, load_model_profile
 from greenroom.core.units import format_bytes
 from greenroom.experts.copying.cuda import accelerator_of
@@ -92,6 +93,8 @@ class ModelRuntime:
         try:
             if self.profile is not None:
                 check_profile(self.profile, catalogue_of(self.pack.manifest), self.checkpoint.name)
+                if (said := self.profile.said_of_machine(machine_name())) is not None:
+                    log.warning("%s", said)
             self._assemble()
         except BaseException:
             self.pack.close()

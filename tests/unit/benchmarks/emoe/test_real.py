@@ -7,18 +7,20 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from benchmarks.emoe.check import plots, real_requests, stage
 from benchmarks.emoe.check.real_requests import Came, Crowd, Sent, all_at_once, alone_requests, plan
 from benchmarks.emoe.check.server_overhead import Beyond, overhead_of
-from benchmarks.emoe.check.stage import Really, Round, Scale, _measured, _point, both, compared, table
+from benchmarks.emoe.check.stage import Really, Round, Scale, _measured, _point, _worst, both, compared, table
 from benchmarks.emoe.scheduling.schedulers import FCFS
 from benchmarks.emoe.scheduling.simulator import Machine
 from benchmarks.emoe.scheduling.step_costs import ServingOverhead
-from benchmarks.emoe.step_times import Measured
+from benchmarks.emoe.step_times import mean_of
 from benchmarks.harness.reporting.statistics import geometric, interval
+from greenroom.core.model_profile import MeasuredCosts
 from greenroom.demo.tasks import TASKS
-from tests.unit.benchmarks.emoe.profiles import profile
+from tests.unit.benchmarks.emoe.profiles import COSTS, profile
 
 ALONE = dict.fromkeys(TASKS, 100.0)
 
@@ -61,8 +63,9 @@ def test_a_check_says_how_far_the_simulator_is_from_real_servers(tmp_path: Path)
         "saturation_per_s": {"real": interval([3.0, 3.0]), "simulated": interval([2.5, 2.5])},
         "saturation_ratio": geometric([2.5, 2.5], [3.0, 3.0]), "alone_ms": {"real": ALONE, "simulated": ALONE},
         "points": [point], "overhead": {"request_ms": 8.0, "step_ms": 1.0, "row_ms": 0.5},
-        "simulator_error": {"mean_latency_ms": 0.1, "throughput": 0.09, "goodput": None},
-        "simulator_error_bare": {"mean_latency_ms": 0.45, "throughput": 0.8, "goodput": None},
+        "simulator_error": 0.1,
+        "simulator_errors": {"mean_latency_ms": 0.1, "throughput": 0.09, "goodput": None},
+        "simulator_errors_bare": {"mean_latency_ms": 0.45, "throughput": 0.8, "goodput": None},
         "goodput_over_fcfs": {"1": {"real": geometric([3.0], [2.0]), "simulated": None}},
     }  # fmt: skip
     said = table(found)
@@ -70,18 +73,24 @@ def test_a_check_says_how_far_the_simulator_is_from_real_servers(tmp_path: Path)
     assert "1.10 ± 0.00" in said
     assert "8.0 ms a request, 1.00 ms a step, 0.500 ms a sequence" in said
     assert "mean_latency_ms 10% (45%)" in said
+    assert "[simulator_error ≤ 0.1]: 10%" in said
     assert "at 1: really 1.50 ± 0.00, simulated -" in said
     plots.draw_check([point], tmp_path / "check.png")
 
 
-def measured(times: float = 1.0) -> Measured:
-    costs = profile().costs
-    assert costs is not None
-    return Measured(costs, {8: 40.0 * times})
+def measured(times: float = 1.0) -> MeasuredCosts:
+    return structs.replace(COSTS, prompt_step_ms={8: 40.0 * times})
 
 
-def machine(steps: Measured) -> Machine:
-    return Machine(profile=profile(), prompt_step_ms=steps.prompt_step_ms, max_running=4, kv_tokens=4096)
+def machine(steps: MeasuredCosts) -> Machine:
+    return Machine(profile=profile(), really=steps, max_running=4, kv_tokens=4096)
+
+
+def test_steps_count_as_their_mean_before_and_after_at_sizes_that_both_have() -> None:
+    before, after = measured(1.0), structs.replace(measured(2.0), token_ms_by_rows={1: 20.0, 8: 1.0})
+    found = mean_of(before, after)
+    assert found.token_ms_by_rows == {1: 15.0}
+    assert found.prompt_step_ms == {8: 60.0}
 
 
 def test_servers_take_turns_on_the_same_requests_and_steps_are_measured_before_and_after_each_seed(
@@ -96,7 +105,7 @@ def test_servers_take_turns_on_the_same_requests_and_steps_are_measured_before_a
             done.append("run")
         return [Came(3, 2, one.at_s + 0.05) for one in sent], 2.0
 
-    def measure() -> Measured:
+    def measure() -> MeasuredCosts:
         done.append("steps")
         return measured(len(done))
 
@@ -114,7 +123,10 @@ def test_servers_take_turns_on_the_same_requests_and_steps_are_measured_before_a
         ("fcfs", 0.5), ("emoe", 0.5), ("fcfs", 1.0), ("emoe", 1.0)
     ]  # fmt: skip
     assert found["alone_ms"]["real"]["classify"] == 2000.0
-    assert set(found["simulator_error"]) == {"mean_latency_ms", "throughput", "goodput"}
+    errors = found["simulator_errors"]
+    assert set(errors) == {"mean_latency_ms", "throughput", "goodput"}
+    assert _worst({"mean_latency_ms": 0.04, "throughput": 0.3, "goodput": 0.1}) == 0.3
+    assert _worst({"mean_latency_ms": 0.04, "goodput": None}) is None, "goodput alike"
 
 
 def test_a_server_that_takes_what_the_simulator_is_told_is_simulated_to_the_point() -> None:
@@ -144,12 +156,12 @@ def test_a_server_that_takes_what_the_simulator_is_told_is_simulated_to_the_poin
     ]  # fmt: skip
     really = Really(alone, [crowd(all_at_once(20, seed)) for seed in range(2)], rounds, [measured()] * 4)
 
-    def same(steps: Measured) -> Machine:
+    def same(steps: MeasuredCosts) -> Machine:
         return Machine(profile=profile(), max_running=4, kv_tokens=4096)
 
     found = compared(really, same, scale)
     assert found["overhead"] == pytest.approx({"request_ms": 8.0, "step_ms": 2.0, "row_ms": 0.5}, rel=0.15)
-    errors, bare = found["simulator_error"], found["simulator_error_bare"]
+    errors, bare = found["simulator_errors"], found["simulator_errors_bare"]
     assert errors["mean_latency_ms"] < 0.02 < bare["mean_latency_ms"]
 
 
@@ -160,6 +172,8 @@ def test_what_a_server_takes_is_split_into_requests_steps_and_sequences_and_is_n
     assert (found.request_ms, found.step_ms, found.row_ms) == pytest.approx((8.0, 2.0, 0.5))
     assert overhead_of([Beyond(-3.0, 2, 2), Beyond(-9.0, 4, 4)], [crowd]) == ServingOverhead()
     assert overhead_of(alone, [Beyond(-10.0, 50, 800)]).row_ms == 0.0
+    disturbed = Beyond(ms=9000.0, steps=50, rows=800)
+    assert overhead_of(alone, [crowd, disturbed, crowd]) == overhead_of(alone, [crowd])
 
 
 def test_a_server_that_answers_nothing_ends_the_check_with_what_it_said(monkeypatch: pytest.MonkeyPatch) -> None:

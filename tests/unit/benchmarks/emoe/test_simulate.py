@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from benchmarks.emoe.scheduling.jobs import Job
 from benchmarks.emoe.scheduling.schedulers import ARMS, estimates
 from benchmarks.emoe.scheduling.simulator import Machine, Served, Simulation, simulate
-from benchmarks.emoe.scheduling.step_costs import ServingOverhead, StepTimes
+from benchmarks.emoe.scheduling.step_costs import ServingOverhead
+from greenroom.core.model_profile import MeasuredCosts
 from greenroom.policies.placement.fcfs import FcfsPlacement
 from tests.unit.benchmarks.emoe.profiles import COSTS, profile
 
@@ -25,22 +26,35 @@ def fcfs(jobs: list[Job], machine: Machine = MACHINE) -> list[Served]:
     return simulate(jobs, FcfsPlacement(), machine)
 
 
-def test_a_step_takes_what_a_decode_step_of_its_rows_takes_and_a_prompts_token_for_each_beyond() -> None:
-    times = StepTimes(COSTS)
-    assert [times.of(rows) for rows in (1, 2, 3, 4, 6)] == [10.0, 16.0, 21.0, 24.0, 34.0]
+def test_steps_take_what_their_rows_were_measured_to_take_whatever_the_scheduler_goes_by() -> None:
+    really = MeasuredCosts(token_ms_by_rows={1: 1.0, 4: 1.0}, prefill_token_ms=1.0, prompt_step_ms={3: 7.0, 6: 12.0})
+    (one,) = fcfs([job(0, tokens_in=3, tokens_out=3)], replace(MACHINE, really=really))
+    assert one.first_ms == 7.0
+    assert one.end_ms == 7.0 + 1.0 + 1.0
+    first, second = fcfs([job(0, tokens_out=3), job(1, at_ms=5.0)], replace(MACHINE, really=really))
+    # one that decodes beside 3 of a prompt is a step of 4 rows of prompts
+    assert second.first_ms == pytest.approx(7.0 + 7.0 + 5.0 / 3)
+    assert first.end_ms == second.end_ms == pytest.approx(7.0 + 7.0 + 5.0 / 3 + 2.0)
 
 
-def test_steps_with_many_rows_take_what_was_measured_of_them() -> None:
-    times = StepTimes(COSTS, {8: 32.0, 16: 40.0, 2: 1000.0})
-    assert [times.of(rows) for rows in (2, 4, 6, 8, 12, 16, 24)] == [16.0, 24.0, 28.0, 32.0, 36.0, 40.0, 48.0]
-    assert [StepTimes(COSTS, {8: 20.0}).of(rows) for rows in (4, 8, 16)] == [24.0, 24.0, 24.0]  # never less
+def test_the_scheduler_goes_by_the_profile_and_not_by_what_steps_really_take() -> None:
+    """Placed while the other runs, it would miss its SLO by the profile's times, though not by the real ones."""
+    fast = MeasuredCosts(token_ms_by_rows={1: 0.001}, prefill_token_ms=0.001)
+    jobs = [job(0, tokens_out=8, slo_e2e_ms=120.0), job(1, tokens_out=8, slo_e2e_ms=60.0)]
+    machine = replace(MACHINE, kv_tokens=64)
+    slow = [one.placed_ms for one in simulate(jobs, ARMS["emoe"].create(), machine)]
+    misled = [one.placed_ms for one in simulate(jobs, ARMS["emoe"].create(), replace(machine, really=fast))]
+    assert slow[0] == misled[0] == 0.0
+    told = replace(machine, profile=profile(costs=fast))
+    assert [one.placed_ms for one in simulate(jobs, ARMS["emoe"].create(), told)] == [0.0, 0.0]
+    assert misled[1] != 0.0
 
 
 def test_a_request_alone_reads_its_prompt_in_one_step_and_then_decodes() -> None:
     (one,) = fcfs([job(0, at_ms=100.0, tokens_in=3, tokens_out=3)])
     assert one.placed_ms == 100.0
-    assert one.first_ms == 100.0 + 21.0
-    assert one.end_ms == 100.0 + 21.0 + 10.0 + 10.0
+    assert one.first_ms == 100.0 + 20.0
+    assert one.end_ms == 100.0 + 20.0 + 10.0 + 10.0
 
 
 def test_a_prompt_longer_than_a_chunk_is_read_in_several_steps() -> None:
@@ -51,36 +65,36 @@ def test_a_prompt_longer_than_a_chunk_is_read_in_several_steps() -> None:
 def test_what_a_server_takes_beside_its_engine_is_added_to_each_step_and_to_each_request() -> None:
     beside = ServingOverhead(request_ms=5.0, step_ms=2.0, row_ms=0.5)
     (one,) = fcfs([job(0, tokens_in=3, tokens_out=3)], replace(MACHINE, overhead=beside))
-    assert one.first_ms == 21.0 + 2.5
-    assert one.end_ms == 21.0 + 10.0 + 10.0 + 3 * 2.5 + 5.0
+    assert one.first_ms == 20.0 + 2.5
+    assert one.end_ms == 20.0 + 10.0 + 10.0 + 3 * 2.5 + 5.0
     first, second = fcfs([job(0, tokens_out=3), job(1, at_ms=5.0)], replace(MACHINE, overhead=beside))
     # 3 rows alone; then one that decodes beside 3 of a prompt; then two that decode: two sequences in each of these
-    assert (first.first_ms, second.first_ms) == (21.0 + 2.5, 21.0 + 2.5 + 24.0 + 3.0)
-    assert first.end_ms == second.end_ms == 21.0 + 2.5 + 24.0 + 3.0 + 16.0 + 3.0 + 5.0
+    assert (first.first_ms, second.first_ms) == (20.0 + 2.5, 20.0 + 2.5 + 24.0 + 3.0)
+    assert first.end_ms == second.end_ms == 20.0 + 2.5 + 24.0 + 3.0 + 16.0 + 3.0 + 5.0
 
 
 def test_requests_that_come_during_a_step_join_the_next_beside_decoding_ones() -> None:
     first, second = fcfs([job(0, tokens_in=3, tokens_out=3), job(1, at_ms=5.0, tokens_in=3, tokens_out=2)])
     # 3 rows; then one that decodes beside 3 of a prompt; then two that decode, and both are done
-    assert (first.first_ms, second.first_ms) == (21.0, 21.0 + 24.0)
-    assert first.end_ms == second.end_ms == 21.0 + 24.0 + 16.0
+    assert (first.first_ms, second.first_ms) == (20.0, 20.0 + 24.0)
+    assert first.end_ms == second.end_ms == 20.0 + 24.0 + 16.0
 
 
 def test_what_has_no_room_waits_in_order_until_a_request_has_ended() -> None:
     crowded = replace(MACHINE, max_running=1, max_queued=0)
     served = fcfs([job(number, at_ms=float(number)) for number in range(3)], crowded)
     ends = [one.end_ms for one in served]
-    assert ends == [31.0, 62.0, 93.0]
-    assert [one.placed_ms for one in served] == [0.0, 31.0, 62.0]
+    assert ends == [30.0, 60.0, 90.0]
+    assert [one.placed_ms for one in served] == [0.0, 30.0, 60.0]
 
 
 def test_kv_that_is_reserved_keeps_others_out_and_kv_on_demand_does_not() -> None:
     """Each would need 10 of 16 tokens if it generated all that it may; it generates two."""
     jobs = [job(0), job(1)]
     reserved = fcfs(jobs, replace(MACHINE, kv_tokens=16, max_queued=0))
-    assert [one.placed_ms for one in reserved] == [0.0, 31.0]
+    assert [one.placed_ms for one in reserved] == [0.0, 30.0]
     on_demand = fcfs(jobs, replace(MACHINE, kv_tokens=32, max_queued=4, kv_on_demand=True))
-    assert [one.end_ms for one in on_demand] == [21.0 + 24.0, 21.0 + 24.0 + 10.0]
+    assert [one.end_ms for one in on_demand] == [20.0 + 24.0, 20.0 + 24.0 + 10.0]
 
 
 def test_where_blocks_run_out_the_latest_begins_again_and_all_end() -> None:
@@ -103,9 +117,9 @@ def test_experts_of_another_task_are_brought_before_the_next_step() -> None:
     (served,) = run.run()
     brought = worker.loaded
     assert brought > 0
-    assert served.end_ms == 31.0 + 7.0 * brought
+    assert served.end_ms == 30.0 + 7.0 * brought
     resident = fcfs([job(0)])
-    assert resident[0].end_ms == 31.0
+    assert resident[0].end_ms == 30.0
 
 
 def test_the_scheduler_with_hindsight_is_told_the_true_length_and_others_their_labels_mean() -> None:
@@ -157,12 +171,12 @@ def test_every_request_has_one_end_after_the_time_that_it_needs_alone(
     run = Simulation(jobs, chosen.create(), chosen.machine(machine), lambda _: 2.0, estimates)
     served = run.run()
     assert [one.job for one in served] == jobs
-    times = StepTimes(COSTS)
+    steps = COSTS.steps()
     for one in served:
         assert one.end_ms is not None
         assert one.placed_ms is not None
         assert one.first_ms is not None
-        alone = times.of(one.job.input_tokens) + (one.job.output_tokens - 1) * times.of(1)
+        alone = steps.step_ms(0, one.job.input_tokens) + (one.job.output_tokens - 1) * steps.step_ms(1)
         assert one.job.at_ms <= one.placed_ms <= one.first_ms <= one.end_ms
         assert one.end_ms - one.job.at_ms >= alone - 1e-6
     rows = sum(one.job.input_tokens + one.job.output_tokens - 1 for one in served)

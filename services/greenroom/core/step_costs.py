@@ -1,0 +1,84 @@
+"""How long a step takes by its rows, from measured points: shared by profiles, placement policies and simulators.
+
+A step of d rows that decode and p rows of prompts reads an expert once, whichever rows want it. So it takes less than
+both: the prompts' own time, and a measured share of what the d rows would take alone. Between measured numbers of rows
+it is a straight line of the whole step's time, so that a bend stays where it was measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+Figures = NDArray[np.float64]
+
+
+class StepCosts:
+    """Milliseconds of a step. Never less with more rows: what else ran only adds time, so a size that took longer than
+    a larger one counts as fast as that one.
+
+    ``decode_ms``: of steps that only decode, by their rows. Beyond the largest they go on in proportion.
+    ``prompt_ms``: of steps that only read prompts, by their rows. Beyond the largest they go on along the last line.
+    Neither is empty. ``beside``: the share of a decode step's time by which its rows make a step with prompts longer;
+    None, where that was not measured: they count as rows of prompts.
+    """
+
+    def __init__(
+        self, decode_ms: Mapping[int, float], prompt_ms: Mapping[int, float], beside: float | None = None
+    ) -> None:
+        self._beside = beside
+        self._decode_at, self._decode_ms = _rising(decode_ms)
+        self._prompt_at, self._prompt_ms = _rising(prompt_ms)
+        before = (self._prompt_at[-2], self._prompt_ms[-2]) if len(self._prompt_at) > 1 else (0.0, 0.0)
+        self._onward = (self._prompt_ms[-1] - before[1]) / (self._prompt_at[-1] - before[0])
+
+    @property
+    def most_prompt_rows(self) -> int:
+        """The largest step with prompts that was measured."""
+        return int(self._prompt_at[-1])
+
+    def step_ms(self, decode_rows: int, prompt_rows: int = 0) -> float:
+        """Of a step with so many rows of each kind, at least one in all. Raises ValueError for other numbers."""
+        if decode_rows < 0 or prompt_rows < 0 or not decode_rows + prompt_rows:
+            raise ValueError(f"a step has rows, not {decode_rows} that decode and {prompt_rows} of prompts")
+        alone = self._decoding(decode_rows)
+        return max(alone, float(self._both(decode_rows, np.float64(prompt_rows)))) if prompt_rows else alone
+
+    def token_ms(self, rows: int) -> float:
+        """eMoE's c at a batch of ``rows``: a row's share of a step that decodes so many."""
+        return self.step_ms(rows) / rows
+
+    def reading_ms(self, tokens: Figures, decode_rows: int) -> Figures:
+        """What steps take longer in which so many tokens of prompts are read, while ``decode_rows`` decode. More than
+        the largest measured step take as many such steps."""
+        alone = self._decoding(decode_rows)
+        most = self._prompt_at[-1]
+        steps = np.maximum(1.0, tokens / most)
+        longer: Figures = steps * np.maximum(0.0, self._both(decode_rows, tokens / steps) - alone)
+        return np.where(tokens > 0, longer, 0.0)
+
+    def _both(self, decode_rows: int, prompt_rows: Figures | np.float64) -> Figures:
+        if self._beside is None:
+            return self._prompts(decode_rows + prompt_rows)
+        return self._prompts(prompt_rows) + self._beside * self._decoding(decode_rows)
+
+    def _decoding(self, rows: int) -> float:
+        if not rows:
+            return 0.0
+        most = self._decode_at[-1]
+        return float(np.interp(rows, self._decode_at, self._decode_ms)) * max(1.0, rows / float(most))
+
+    def _prompts(self, rows: Figures | np.float64) -> Figures:
+        beyond = np.maximum(0.0, rows - self._prompt_at[-1])
+        found: Figures = np.interp(rows, self._prompt_at, self._prompt_ms) + beyond * self._onward
+        return found
+
+
+def _rising(points: Mapping[int, float]) -> tuple[Figures, Figures]:
+    """The points in order, each no higher than those behind it."""
+    ordered = sorted(points.items())
+    lowest = list(accumulate((ms for _, ms in reversed(ordered)), min))[::-1]
+    return np.array([rows for rows, _ in ordered], dtype=np.float64), np.array(lowest, dtype=np.float64)
