@@ -1,6 +1,6 @@
 """How long a start takes to its first token, a third of the experts fitting, and how fast the first fill is.
 
-    python -m benchmarks.micro.start_time [--layers 12] [--experts 48] [--rounds 3]
+    python -m benchmarks.start_time [--layers 12] [--experts 48] [--rounds 3]
 
 A Mixtral of random weights and its pack are there already. Turns are processes of their own: *behind* serves at once
 and fills behind, *ahead* waits for a full cache before the first request, as greenroom did before. Times count from the
@@ -32,6 +32,7 @@ from greenroom.core.generation import SamplingParams
 ARMS: Final = ("ahead", "behind")
 PROMPT: Final = tuple(7 * number % 1000 + 5 for number in range(16))
 SHARE: Final = "33%"
+MEASURED: Final = ("imported_s", "ready_s", "first_token_s", "read_s", "fill_gb_s", "start_ratio", "loaded_ratio")
 FILL_S: Final = 120.0
 TURN_S: Final = 300
 
@@ -39,14 +40,13 @@ TURN_S: Final = 300
 @dataclass(frozen=True, slots=True)
 class Start:
     """Seconds from the beginning of the process: when all is imported, when requests are taken, the first token.
-    ``read_s``: the disk alone. ``fill_gb_s``: what the first fill brought, of its own time; None where the request
-    brought it all."""
+    ``read_s``: the disk alone. ``fill_gb_s``: of the first fill; None where the request overtook it."""
 
     imported_s: float
     ready_s: float
     first_token_s: float
     read_s: float
-    fill_gb_s: float
+    fill_gb_s: float | None
 
     @property
     def start_ratio(self) -> float:
@@ -75,33 +75,31 @@ def start(arm: str, folder: str, began: float) -> Start:
         if not worker.wait_filled(FILL_S):
             raise TimeoutError("the experts did not come")
         lookups = worker.experts.counters.prefill.lookups
-        dense = sum(parameter.nbytes for parameter in worker.loop.engine.model.model.parameters())
         link = worker.link
         if link is None:
             raise ValueError("the model is too small: its disk is not measured")
-        needed = dense + lookups * int(worker.experts.catalogue.bytes_of.max())
-        filled = filled if arm == "ahead" else worker.experts.fill_progress
+        needed = worker.plan.dense + lookups * int(worker.experts.catalogue.bytes_of.max())
         return Start(
             imported - began,
             ready - began,
             first - began,
             needed / link.bytes_per_s,
-            filled.nbytes / filled.seconds / 1e9 if filled.seconds else 0.0,
+            filled.nbytes / filled.seconds / 1e9 if arm == "ahead" else None,
         )
 
 
 def row_of(arm: str, starts: list[Start]) -> dict[str, Any]:
     """Medians and ranges over the turns of an arm."""
     row: dict[str, Any] = {"filled": arm}
-    for name in ("imported_s", "ready_s", "first_token_s", "read_s", "fill_gb_s", "start_ratio", "loaded_ratio"):
-        row[name] = spread_json(Spread.of([getattr(one, name) for one in starts]), 2)
+    for name in MEASURED:
+        values = [value for one in starts if (value := getattr(one, name)) is not None]
+        row[name] = spread_json(Spread.of(values), 2) if values else None
     return row
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    heads = ("imported_s", "ready_s", "first_token_s", "read_s", "fill_gb_s", "start_ratio", "loaded_ratio")
-    lines = [f"{'filled':<8}" + "".join(f"{head:>20}" for head in heads)]
-    lines += [f"{row['filled']:<8}" + "".join(f"{median_range(row[head]):>20}" for head in heads) for row in rows]
+    lines = [f"{'filled':<8}" + "".join(f"{name:>20}" for name in MEASURED)]
+    lines += [f"{row['filled']:<8}" + "".join(f"{median_range(row[name]):>20}" for name in MEASURED) for row in rows]
     return "\n".join(lines)
 
 
@@ -132,14 +130,14 @@ def main(layers: int, experts: int, rounds: int, alone: str | None, folder: str 
     _turn(ARMS[0], path)  # makes the pack, and measures the disk
     starts: dict[str, list[Start]] = {arm: [] for arm in ARMS}
     with progress(rounds * len(ARMS), "starts", "start") as bar:
-        for round_, arm in in_turns(list(ARMS), rounds - 1, float("inf")):
-            del round_
+        for _, arm in in_turns(ARMS, rounds, float("inf"), warm_up=False):
             starts[arm].append(_turn(arm, path))
             bar.update()
     rows = [row_of(arm, own) for arm, own in starts.items()]
     click.echo(table(rows))
     size = layers * experts * model.expert_bytes
-    click.echo(json.dumps({"expert_bytes": size, "share": SHARE, "rows": rows, "machine": describe_machine(cache_folder())}))
+    machine = describe_machine(cache_folder())
+    click.echo(json.dumps({"expert_bytes": size, "share": SHARE, "rows": rows, "machine": machine}))
 
 
 if __name__ == "__main__":

@@ -506,15 +506,18 @@ class ExpertEngine:
         ``progress`` is told how many experts have landed, each time some have.
         """
         deadline = self._hardware.now() + timeout_s
-        told = 0
-        while self.idle() and not self.filled.is_set():
-            if progress is not None and self.fill_progress.experts > told:
-                progress(self.fill_progress.experts - told)
-                told = self.fill_progress.experts
+        told = self.fill_progress.experts
+        while True:
+            self.idle()
+            landed = self.fill_progress.experts - told
+            if progress is not None and landed:
+                progress(landed)
+                told += landed
+            if self.filled.is_set():
+                return True
             left_s = deadline - self._hardware.now()
             if left_s <= 0 or not self._tiers.wait(left_s):
                 return False
-        return True
 
     def load_seconds(self, disk_seconds: float) -> float:
         """How long a fetch to the device takes, on average over the experts that are not there.
