@@ -195,6 +195,9 @@ def test_who_waits_is_told_of_progress_and_not_kept_beyond_a_deadline() -> None:
     assert engine.wait_filled(100.0, told.append)
     assert engine.fill_progress == (0, DEVICE, DEVICE * PAGE_BYTES, float(DEVICE)), "at the rate of the link"
     assert sum(told) == DEVICE
+    assert engine.fill_progress.describe(2 * 10**10) == (
+        "8 experts, 32 KiB in 8.00 s; with what requests fetched the disk gave 2.50 GB/s"
+    )
     engine.close()
 
 

@@ -37,10 +37,13 @@ class FillProgress(NamedTuple):
     nbytes: int = 0
     seconds: float = 0.0
 
-    def describe(self) -> str:
-        rate = self.nbytes / self.seconds if self.seconds else 0.0
-        moved = f"{format_bytes(self.nbytes)} in {self.seconds:.2f} s"
-        return f"{self.experts} experts, {moved}, {format_bytes(round(rate))}/s"
+    def describe(self, link_bytes: int) -> str:
+        """``link_bytes``: what the disk's link has moved meanwhile, for requests too."""
+        rate = link_bytes / self.seconds / 1e9 if self.seconds else 0.0
+        return (
+            f"{self.experts} experts, {format_bytes(self.nbytes)} in {self.seconds:.2f} s; "
+            f"with what requests fetched the disk gave {rate:.2f} GB/s"
+        )
 
 
 class FirstFill:
@@ -58,6 +61,7 @@ class FirstFill:
         self._device: deque[int] = deque()
         self._host: deque[int] = deque()
         self._began = 0.0
+        self._moved_before = 0
         self._failures = 0
         self._running = False
         self.progress = FillProgress()
@@ -68,6 +72,7 @@ class FirstFill:
     def begin_device(self, keys: Iterable[int]) -> None:
         self._device.extend(dict.fromkeys(keys))
         self._began, self._running, self._failures = self._hardware.now(), True, 0
+        self._moved_before = self._tiers.movers[0].bytes_moved
         self.done.clear()
         self._queue_device()
         self.progress = FillProgress(len(self.to_come()))
@@ -160,4 +165,5 @@ class FirstFill:
         self.progress = self.progress._replace(left=0)
         self.done.set()
         text = f", {self._failures} could not be read" if self._failures else ""
-        log.info("the expert memory is filled: %s%s", self.progress.describe(), text)
+        moved = self._tiers.movers[0].bytes_moved - self._moved_before
+        log.info("the expert memory is filled: %s%s", self.progress.describe(moved), text)
