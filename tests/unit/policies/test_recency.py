@@ -18,14 +18,14 @@ def leaving(recency: Recency, *experts: int) -> list[int]:
     return sorted(experts, key=lambda expert: int(recency.last[expert]))
 
 
-def test_the_first_fill_leaves_before_what_was_used_the_last_that_came_first() -> None:
+def test_the_first_fill_leaves_before_what_was_used_in_the_order_in_which_it_came() -> None:
     recency = Recency(8)
     arrive(recency, Reason.FILL, 0, 1)
     recency.use(np.array([5, 6]))
     arrive(recency, Reason.FILL, 2)
-    assert leaving(recency, 0, 1, 2, 5, 6) == [2, 1, 0, 5, 6]
+    assert leaving(recency, 0, 1, 2, 5, 6) == [0, 1, 2, 5, 6]
     recency.use(np.array([1]))
-    assert leaving(recency, 0, 1, 2, 5, 6) == [2, 0, 5, 6, 1]
+    assert leaving(recency, 0, 1, 2, 5, 6) == [0, 2, 5, 6, 1]
 
 
 def test_what_was_used_before_the_fill_brought_it_keeps_its_time() -> None:

@@ -110,6 +110,9 @@ class FirstFill:
             left = len(self._tiers.filling) + min(len(self._device), self._tiers.device.free)
             seconds = self._hardware.now() - self._began
             self.progress = FillProgress(left, experts + 1, nbytes + self._tiers.slot_bytes, seconds)
+
+    def settle(self) -> None:
+        """All that has ended is told."""
         if self._running:
             self._end_if_over()
 

@@ -86,6 +86,7 @@ class OnDemandFetcher:
                 self._tiers.device.prefetches.fail(transfer.expert)
                 self._failed[transfer.expert] = transfer.error
             self._policy.on_transfer_failed(transfer)
+        self._first_fill.settle()
 
     def wait_for(self, wanted: Iterable[int]) -> None:
         """Wait until something lands. Raises TransferFailed if one of ``wanted`` can not be fetched."""

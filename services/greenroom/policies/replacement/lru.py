@@ -11,6 +11,10 @@ from greenroom.policies.base.ranking import RankingPolicy
 from greenroom.policies.base.victim_selection import Worth
 
 
+_FILLED = -(1 << 40)
+"""Before any use."""
+
+
 class Recency:
     """When each expert was used last, in uses since the start. Experts of one layer are used one after the other."""
 
@@ -29,12 +33,12 @@ class Recency:
     def arrived(self, transfer: Transfer) -> None:
         """An expert fetched ahead counts as used on arrival. Otherwise it would be the next to leave.
 
-        Those of the first fill leave before all that were used or fetched ahead, the last that came first.
+        Those of the first fill leave before all that were used or fetched ahead, in the order in which they came.
         """
         if transfer.reason is Reason.FILL:
             if self.last[transfer.expert] <= 0:
+                self.last[transfer.expert] = _FILLED + self._filled
                 self._filled += 1
-                self.last[transfer.expert] = -self._filled
         elif transfer.reason is not Reason.ON_DEMAND:
             self.last[transfer.expert] = self._uses
             self._uses += 1
