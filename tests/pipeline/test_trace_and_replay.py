@@ -21,6 +21,7 @@ from greenroom.replay.simulation.timed_replay import ComputeProfile, TimedReplay
 from greenroom.worker.model.warm_start import first_residents
 from tests.pipeline.commands import result_of
 from tests.unit.replay.traces import trace_of
+from tests.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.usefixtures("pack_cache")
 
@@ -47,6 +48,7 @@ def test_the_replay_of_a_run_counts_what_the_run_counted(checkpoint: Path, polic
     with LLM(str(checkpoint), expert_memory=share, policy=policy, warm_start=False, max_running=3) as llm:
         engine = llm.worker.experts
         resident = first_residents(engine.catalogue, [])[: engine.device.slots]
+        assert llm.worker.wait_filled(DEADLINE_S)
         before = engine.refresh_counters().bytes_by_link["disk"]
         trace = recorded(llm)
         counters = engine.refresh_counters()

@@ -14,6 +14,7 @@ There are three ways through a layer:
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ from greenroom.experts.copying.hardware import Hardware, RealHardware
 from greenroom.experts.copying.mover import Mover
 from greenroom.experts.copying.transfers import Store
 from greenroom.experts.deciding.evictor import Evictor
+from greenroom.experts.deciding.first_fill import FillProgress, FirstFill
 from greenroom.experts.deciding.on_demand import OnDemandFetcher
 from greenroom.experts.deciding.predictions import Predictions
 from greenroom.experts.deciding.prefetcher import Prefetcher
@@ -158,11 +160,12 @@ class ExpertEngine:
         self.counters = Counters(self._device.prefetches, host_use, self._tiers.movers)
         self._evictor = Evictor(policy, self._device, self._host, slot_bytes, self.counters)
         self._tables = ResidentTables(catalogue, self._tiers)
-        self._prefetcher = Prefetcher(policy, self._tiers, self._evictor, config.queue_ahead)
-        timeout_s = config.transfer_timeout_s
+        self._first_fill = FirstFill(self._tiers, self._evictor, self._hardware)
+        self._prefetcher = Prefetcher(policy, self._tiers, self._evictor, self._first_fill, config.queue_ahead)
         self._on_demand = OnDemandFetcher(
-            policy, self._tiers, self._evictor, self._prefetcher, self.counters, self._hardware, timeout_s
-        )
+            policy, self._tiers, self._evictor, self._prefetcher, self._first_fill, self.counters, self._hardware,
+            config.transfer_timeout_s,
+        )  # fmt: skip
         self.asks = frozenset() if self._device.slots == catalogue.size else policy.asks
         self._predictions = Predictions(policy, (*policy.predictors, *predictors), self._prefetcher, self.asks)
         self._context = LayerContext(
@@ -422,7 +425,8 @@ class ExpertEngine:
 
     def idle(self) -> bool:
         self._on_demand.deliver()
-        return self._prefetcher.fill() or self._tiers.moving_to_host > 0
+        self._first_fill.queue()
+        return self._first_fill.unfinished
 
     def audit_idle(self) -> None:
         """As ``audit``, while no layer waits or runs. What has landed meanwhile is booked first."""
@@ -445,7 +449,7 @@ class ExpertEngine:
         return self._tiers.movers
 
     def preload(self, keys: Sequence[int], progress: Callable[[int], object] | None = None) -> int:
-        """Fill free device slots with these experts, in this order. Returns how many fitted.
+        """Fill free device slots with these experts, in this order, and wait for them. Returns how many fitted.
 
         ``progress`` is told how many have landed, each time some have. Raises TransferFailed.
         """
@@ -469,14 +473,51 @@ class ExpertEngine:
             progress(len(landed))
         return landed
 
-    def fill_host(self, keys: Iterable[int]) -> None:
-        """Fill the host with those of these experts that are not on the device, in this order.
+    def fill(self, keys: Sequence[int]) -> None:
+        """Begin to fill free device slots with these experts, in this order.
 
-        Only slots are filled that are free, or that hold an expert which the device holds too. The filling goes on
-        while layers run and while none does (``idle``), behind everything else on the link. Does nothing without a
+        The filling goes on while layers run and while none does (``idle``), behind everything else on the link. Whoever
+        needs a slot takes it, unless its expert has begun to move. An expert that can not be read is left out.
+        """
+        self._tiers.take_pages(len(keys))
+        self._first_fill.begin_device(keys)
+
+    def fill_host(self, keys: Iterable[int]) -> None:
+        """As ``fill``, of the host, behind the device's: with those of these experts that are not on the device.
+
+        Only slots are filled that are free, or that hold an expert which the device holds too. Does nothing without a
         host tier.
         """
-        self._prefetcher.fill_host(keys)
+        self._first_fill.begin_host(keys)
+
+    @property
+    def filled(self) -> threading.Event:
+        """Whether the device's fill is over. Any thread may wait for it, as long as the owner works or is ``idle``."""
+        return self._first_fill.done
+
+    @property
+    def fill_progress(self) -> FillProgress:
+        """Of the device's last fill. Any thread may read it."""
+        return self._first_fill.progress
+
+    def wait_filled(self, timeout_s: float, progress: Callable[[int], object] | None = None) -> bool:
+        """Wait until the device's fill is over. False: it takes longer. For the thread that owns the engine.
+
+        ``progress`` is told how many experts have landed, each time some have.
+        """
+        deadline = self._hardware.now() + timeout_s
+        told = self.fill_progress.experts
+        while True:
+            self.idle()
+            landed = self.fill_progress.experts - told
+            if progress is not None and landed:
+                progress(landed)
+                told += landed
+            if self.filled.is_set():
+                return True
+            left_s = deadline - self._hardware.now()
+            if left_s <= 0 or not self._tiers.wait(left_s):
+                return False
 
     def load_seconds(self, disk_seconds: float) -> float:
         """How long a fetch to the device takes, on average over the experts that are not there.
@@ -516,6 +557,10 @@ class ExpertEngine:
     def resident_keys(self) -> Keys:
         """The experts on the device, ascending."""
         return np.flatnonzero(self.device.resident)
+
+    def keys_to_remember(self) -> list[int]:
+        """The experts on the device, and those that the first fill would still have brought there."""
+        return [*self.resident_keys().tolist(), *self._first_fill.to_come()]
 
     def refresh_counters(self) -> Counters:
         """The counters, with the bytes that the links have moved by now. Any thread may call it."""

@@ -252,6 +252,16 @@ def test_the_staging_ring_is_small_and_never_runs_out() -> None:
     assert bench.close() == []
 
 
+@pytest.mark.parametrize("host_slots", [0, 3])
+@pytest.mark.parametrize("reads", READS)
+def test_layers_run_while_the_first_fill_goes_on(reads: str, host_slots: int) -> None:
+    bench = Bench("restless", 12, host_slots, accelerator=FakeAccelerator(), reads=READS[reads])
+    bench.engine.fill(range(LAYERS * EXPERTS))
+    assert bench.steps([[[0, 2, 4]] * LAYERS, [[1, 3, 5]] * LAYERS] * 4) == []
+    assert bench.engine.wait_filled(20.0)
+    assert bench.close() == []
+
+
 @pytest.mark.parametrize("on", ["ram", "accelerator"])
 def test_a_long_preload_ends_with_every_expert_resident(on: str) -> None:
     """More experts than are queued at a time, through a host tier smaller than what waits for it."""

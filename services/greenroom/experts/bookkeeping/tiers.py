@@ -54,6 +54,8 @@ class Tiers:
         self._outbox = hardware.outbox()
         self._jobs: dict[int, Job] = {}  # by expert: the hop that is queued or under way
         self._to_host: set[int] = set()  # those of _jobs that go no further than the host
+        self.filling: dict[int, None] = {}
+        """Experts on their way to the device by the first fill, in order, for which nobody has asked yet."""
         self._landed: set[int] = set()  # those of _jobs whose copy the device has queued
         self.lost_copies: dict[int, str] = {}
         """By expert that had landed, why its bytes did not arrive. Cleared once what was computed is discarded."""
@@ -117,8 +119,13 @@ class Tiers:
 
     @property
     def waiting_prefetches(self) -> int:
-        """Queued moves to the device that no layer waits for."""
-        return sum(mover.waiting_prefetches for mover in self.movers) + len(self._without_host_slot)
+        """Queued moves to the device that no layer waits for, without the first fill."""
+        without_slot = sum(job.reason is not Reason.FILL for job in self._without_host_slot)
+        return sum(mover.waiting_prefetches for mover in self.movers) + without_slot
+
+    def bound_for_host(self, key: int) -> bool:
+        """Whether the expert is on its way to the host and no further."""
+        return key in self._to_host
 
     @property
     def short_of_host_room(self) -> bool:
@@ -173,7 +180,7 @@ class Tiers:
             self._start_upload(Job(key, Tier.HOST, Tier.DEVICE, -1, slot, reason, priority))
         else:
             job = Job(key, Tier.DISK, Tier.HOST, -1, -1, reason, priority)
-            self._jobs[key] = job
+            self._enter(job)
             self._without_host_slot.append(job)
             self._begin_waiting()
 
@@ -188,12 +195,17 @@ class Tiers:
         """A layer now waits for this expert, which is being prefetched."""
         job = self._jobs[key]
         job.reason = Reason.ON_DEMAND
+        self.filling.pop(key, None)
         for mover in self.movers:
             mover.promote(key)
 
+    def withdraw_fill(self) -> int | None:
+        """Withdraw the last of the first fill to the device. None: all of it that was queued has begun."""
+        return next((key for key in reversed(self.filling) if self.withdraw(key)), None)
+
     def withdraw_prefetch(self) -> int | None:
         """Withdraw the least urgent prefetch to the device, those without a host slot first. None: all have begun."""
-        prefetches = [job for job in self._without_host_slot if job.reason is not Reason.ON_DEMAND]
+        prefetches = [job for job in self._without_host_slot if job.reason not in (Reason.ON_DEMAND, Reason.FILL)]
         if prefetches and self.withdraw(key := min(prefetches, key=lambda job: job.priority).expert):
             return key
         for mover in self.movers:
@@ -224,7 +236,7 @@ class Tiers:
         return True
 
     def queued_prefetch(self, key: int) -> Job | None:
-        """The job of an expert that is being prefetched, to the device or the host. None: it is not."""
+        """The job of an expert that comes before a layer waits for it, to the device or the host. None: it does not."""
         job = self._jobs.get(key)
         return None if job is None or job.reason is Reason.ON_DEMAND else job
 
@@ -260,6 +272,11 @@ class Tiers:
         self._begin_waiting()
         return ended
 
+    def take_pages(self, slots: int) -> None:
+        """Begin to take the memory of the first ``slots`` of the device tier, where that is RAM."""
+        if isinstance(self._device_arena, Arena):
+            self._device_arena.take_pages(min(slots, self._device_arena.slots))
+
     def audit(self) -> None:
         """Raises LedgerError if an invariant of a ledger does not hold, if a slot is reserved for an expert that is not
         on its way, or if a resident expert's slot does not hold its bytes.
@@ -268,6 +285,9 @@ class Tiers:
         self._audit_contents(self.device, self._device_arena)
         jobs = self._jobs.values()
         self._audit_loading(self.device, {job.expert for job in jobs if job.bound is Tier.DEVICE})
+        fill = {job.expert for job in jobs if job.bound is Tier.DEVICE and job.reason is Reason.FILL}
+        if self.filling.keys() != fill:
+            raise LedgerError("the experts of the first fill are booked wrongly")
         if self._to_host != {job.expert for job in jobs if job.bound is Tier.HOST}:
             raise LedgerError("the experts bound for the host are booked wrongly")
         if not self._landed <= self._jobs.keys():
@@ -301,13 +321,19 @@ class Tiers:
     # -- hops ------------------------------------------------------------------------------------------------
 
     def _queue(self, mover: Mover, job: Job) -> None:
-        self._jobs[job.expert] = job
+        self._enter(job)
         mover.put(job)
+
+    def _enter(self, job: Job) -> None:
+        self._jobs[job.expert] = job
+        if job.reason is Reason.FILL and job.bound is Tier.DEVICE:
+            self.filling.setdefault(job.expert)
 
     def _drop(self, key: int) -> None:
         """Its job has ended or was withdrawn."""
         del self._jobs[key]
         self._to_host.discard(key)
+        self.filling.pop(key, None)
         self._landed.discard(key)
 
     def _start_upload(self, job: Job) -> None:
@@ -345,7 +371,7 @@ class Tiers:
         """Begin the jobs that wait for a host slot, as far as slots are free or can be freed."""
         waiting = self._without_host_slot
         while waiting:
-            job = next((job for job in waiting if job.reason is Reason.ON_DEMAND), waiting[0])
+            job = min(waiting, key=_turn)
             if not self._read_to_host(job):
                 break
             waiting.remove(job)
@@ -363,3 +389,8 @@ class Tiers:
         if job.target is Tier.HOST and job.target_slot != NO_SLOT:
             assert self.host is not None
             self.host.abandon(job.expert)
+
+
+def _turn(job: Job) -> int:
+    """Of those that wait for a host slot, the least first."""
+    return {Reason.ON_DEMAND: 0, Reason.FILL: 2}.get(job.reason, 1)

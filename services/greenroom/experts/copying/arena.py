@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from greenroom.experts.copying.accelerator import Accelerator, Mark
+from greenroom.experts.copying.fresh_pages import FreshPages
 from greenroom.experts.pack.direct_io import page_aligned
 from greenroom.experts.pack.layout import ExpertWeights, RecordLayout
 
@@ -64,6 +65,7 @@ class Arena(Slots):
         accelerator: Accelerator | None = None,
     ) -> None:
         self._region = page_aligned(slots * slot_bytes)
+        self._fresh: FreshPages | None = None
         self._unlock: Callable[[], None] | None = None if accelerator is None else accelerator.lock_pages(self._region)
         super().__init__(torch.frombuffer(self._region, dtype=torch.uint8), slots, slot_bytes, layouts)
 
@@ -71,8 +73,15 @@ class Arena(Slots):
         """The slot's bytes, to read a record into."""
         return self._region[slot * self.slot_bytes : (slot + 1) * self.slot_bytes]
 
+    def take_pages(self, slots: int) -> None:
+        """Begin to take the memory of the first ``slots``, ahead of what fills them; once. Returns at once."""
+        if self._fresh is None and self._unlock is None:
+            self._fresh = FreshPages(self._region[: slots * self.slot_bytes])
+
     def close(self) -> None:
         """Free the pages. No copy from them may be queued or running."""
+        if self._fresh is not None:
+            self._fresh.close()
         if self._unlock is not None:
             self._unlock()
             self._unlock = None

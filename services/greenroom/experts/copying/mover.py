@@ -1,7 +1,8 @@
 """One link between two tiers, and the threads that move experts over it.
 
 Waiting jobs are ordered: on-demand fetches first, in the order in which they were queued; then prefetches to the device
-by priority; then those that go no further than the host tier. Only the engine's thread queues, promotes and withdraws
+by priority; then those that go no further than the host tier; last the first fill, in the order in which it was queued.
+Only the engine's thread queues, promotes and withdraws
 jobs. The mover's threads take the first job, move it part by part, and post the result for the engine.
 """
 
@@ -40,9 +41,15 @@ class Job:
     bound: Tier = Tier.DEVICE
 
     @property
-    def urgency(self) -> tuple[int, float]:
-        """Orders jobs that no layer waits for: those bound for the device first, then by priority."""
-        return -self.bound, self.priority
+    def kind(self) -> tuple[bool, Tier]:
+        """Orders the kinds of jobs, the most urgent first: bound for the device, for the host, and so of the first
+        fill."""
+        return self.reason is Reason.FILL, self.bound
+
+    @property
+    def urgency(self) -> tuple[bool, int, float]:
+        """Orders jobs that no layer waits for: by kind, then by priority."""
+        return self.reason is not Reason.FILL, -self.bound, self.priority
 
 
 class MovedBytes(NamedTuple):
@@ -114,7 +121,7 @@ class Carrier(Protocol):
 
     ``threads``: how many parts move at once. ``depth``: how many jobs are under way at once, not counting those of a
     less urgent kind. So an on-demand fetch does not wait for prefetches that have begun, nor a prefetch to the device
-    for one to the host.
+    for one to the host. The first fill counts among the prefetches: one may wait for a record of it that has begun.
     """
 
     @property
@@ -163,8 +170,8 @@ class Mover:
     """The threads of one link.
 
     A free thread takes the next part of an on-demand fetch that has begun, else begins the next on-demand fetch, else
-    does the same for prefetches. So an on-demand fetch overtakes a prefetch between two parts, and both overtake jobs
-    that stay on the host.
+    does the same for prefetches. So an on-demand fetch overtakes a prefetch between two parts, both overtake jobs that
+    stay on the host, and all overtake the first fill.
     """
 
     def __init__(self, name: str, carrier: Carrier, outbox: Outbox) -> None:
@@ -180,6 +187,7 @@ class Mover:
         self._idle = 0
         self._on_demand: deque[Job] = deque()
         self._prefetches: dict[int, Job] = {}
+        self._fill: dict[int, Job] = {}  # kept apart: it may be long, and needs no search
         self._begun: list[Begun] = []
         self._closed = False
         self._threads = self._start()
@@ -191,7 +199,7 @@ class Mover:
 
     @property
     def waiting_prefetches(self) -> int:
-        """Queued jobs bound for the device that no layer waits for.
+        """Queued jobs bound for the device that no layer waits for, without the first fill.
 
         Needs no lock, because ``dict.copy`` is atomic; at worst a job that begins meanwhile is still counted. Iterating
         over the values would not be atomic: a garbage collection in between may let another thread run.
@@ -219,6 +227,8 @@ class Mover:
                 raise RuntimeError(f"the mover {self.name} is closed")
             if job.reason is Reason.ON_DEMAND:
                 self._on_demand.append(job)
+            elif job.reason is Reason.FILL:
+                self._fill[job.expert] = job
             else:
                 self._prefetches[job.expert] = job
             self._changed.notify()
@@ -226,7 +236,7 @@ class Mover:
     def promote(self, expert: int) -> bool:
         """Make a queued job on-demand, because a layer waits for it. False: it has begun or ended."""
         with self._changed:
-            job = self._prefetches.pop(expert, None)
+            job = self._unqueue(expert)
             if job is None:
                 return False
             self._on_demand.append(job)
@@ -242,7 +252,7 @@ class Mover:
     def withdraw(self, expert: int) -> Job | None:
         """Take back a job that no layer waits for. None: it has begun."""
         with self._changed:
-            return self._prefetches.pop(expert, None)
+            return self._unqueue(expert)
 
     def least_urgent(self) -> int | None:
         """The queued prefetch to the device with the lowest priority."""
@@ -256,12 +266,18 @@ class Mover:
             self._closed = True
             self._on_demand.clear()
             self._prefetches.clear()
+            self._fill.clear()
             self._changed.notify_all()
         for thread in self._threads:
             thread.join(JOIN_TIMEOUT_S)
         if any(thread.is_alive() for thread in self._threads):
             raise TimeoutError(f"the mover {self.name} did not stop within {JOIN_TIMEOUT_S:.0f} s")
         self._carrier.close()
+
+    def _unqueue(self, expert: int) -> Job | None:
+        """A job that no layer waits for and that has not begun."""
+        job = self._prefetches.pop(expert, None)
+        return self._fill.pop(expert, None) if job is None else job
 
     def _start(self) -> list[threading.Thread]:
         """One thread more than parts move at once. So the work after a job's last part, such as its checksum, does not
@@ -328,19 +344,24 @@ class Mover:
             urgent = sum(begun.urgent for begun in self._begun)
             return self._on_demand[0] if urgent < self._carrier.depth else None
         begun_first = max(rest, key=lambda begun: begun.job.urgency) if rest else None
-        if self._prefetches:
-            waiting = max(self._prefetches.values(), key=lambda job: job.urgency)  # the first queued among equals
-            if begun_first is None or waiting.bound < begun_first.job.bound:
-                not_overtaken = sum(begun.job.bound <= waiting.bound for begun in self._begun)
-                if not_overtaken < self._carrier.depth:
-                    return waiting
+        waiting = self._first_waiting()
+        if waiting is not None and (begun_first is None or waiting.kind < begun_first.job.kind):
+            not_overtaken = sum(begun.job.bound <= waiting.bound for begun in self._begun)
+            if not_overtaken < self._carrier.depth:
+                return waiting
         return begun_first
+
+    def _first_waiting(self) -> Job | None:
+        """Of those that no layer waits for; of equals the first that was queued."""
+        if self._prefetches:
+            return max(self._prefetches.values(), key=lambda job: job.urgency)
+        return next(iter(self._fill.values()), None)
 
     def _begin(self, job: Job) -> Begun:
         if self._on_demand and self._on_demand[0] is job:
             self._on_demand.popleft()
         else:
-            del self._prefetches[job.expert]
+            self._unqueue(job.expert)
         begun = Begun(job, self._carrier.begin(job))
         self._begun.append(begun)
         return begun

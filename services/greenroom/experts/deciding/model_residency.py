@@ -203,7 +203,7 @@ class ModelResidency(ABC):
         """These have come, the most wanted first. The policy hears of that one last: so it is the most recent."""
         for expert in reversed(experts):
             self._arrives(expert)
-            self.policy.on_transfer_done(Transfer(expert, Tier.DISK, Tier.DEVICE, Reason.FILL))
+            self.policy.on_transfer_done(Transfer(expert, Tier.DISK, Tier.DEVICE, Reason.TARGET))
 
     def _arrives(self, expert: int) -> None:
         if expert not in self._coming:

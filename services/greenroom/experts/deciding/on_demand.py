@@ -10,6 +10,7 @@ from greenroom.experts.bookkeeping.ledger import LedgerError, State
 from greenroom.experts.bookkeeping.tiers import Tiers
 from greenroom.experts.copying.hardware import Hardware
 from greenroom.experts.deciding.evictor import Evictor
+from greenroom.experts.deciding.first_fill import FirstFill
 from greenroom.experts.deciding.prefetcher import Prefetcher
 from greenroom.policies.base.array_types import Keys
 from greenroom.policies.base.events import Reason
@@ -27,6 +28,7 @@ class OnDemandFetcher:
         tiers: Tiers,
         evictor: Evictor,
         prefetcher: Prefetcher,
+        first_fill: FirstFill,
         counters: Counters,
         hardware: Hardware,
         timeout_s: float,
@@ -35,6 +37,7 @@ class OnDemandFetcher:
         self._tiers = tiers
         self._evictor = evictor
         self._prefetcher = prefetcher
+        self._first_fill = first_fill
         self._counters = counters
         self._hardware = hardware
         self._timeout_s = timeout_s
@@ -70,6 +73,7 @@ class OnDemandFetcher:
     def deliver(self) -> None:
         """Book what the movers have finished, and tell the policy."""
         for transfer in self._tiers.collect():
+            self._first_fill.arrived(transfer)
             if transfer.error is None:
                 if self._hears_arrivals:
                     self._policy.on_transfer_done(transfer)
@@ -82,6 +86,7 @@ class OnDemandFetcher:
                 self._tiers.device.prefetches.fail(transfer.expert)
                 self._failed[transfer.expert] = transfer.error
             self._policy.on_transfer_failed(transfer)
+        self._first_fill.settle()
 
     def wait_for(self, wanted: Iterable[int]) -> None:
         """Wait until something lands. Raises TransferFailed if one of ``wanted`` can not be fetched."""

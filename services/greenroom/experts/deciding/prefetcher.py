@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import numpy as np
 
 from greenroom.experts.bookkeeping.ledger import State
 from greenroom.experts.bookkeeping.tiers import Tiers
 from greenroom.experts.deciding.evictor import Evictor
+from greenroom.experts.deciding.first_fill import FirstFill
 from greenroom.policies.base.array_types import Keys, Mask, Scores
 from greenroom.policies.base.events import Reason, Tier
 from greenroom.policies.base.expert_policy import ExpertPolicy, Prefetch, Target
 
 Wants = tuple[Prefetch | None, Target | None]
-
-_FILL_QUEUED = 64
-"""Enough for any link, and few enough to look through."""
 
 
 class Prefetcher:
@@ -25,44 +22,34 @@ class Prefetcher:
 
     Few are queued at a time, so that the others can still be reordered and the queued ones taken back. The host's wants
     come after the device's, on the link and for the host's slots. Wants for a host tier that does not exist are
-    ignored. The host's first fill comes last: each of its experts is tried once, and displaces only copies of experts
-    that the device holds too.
+    ignored. The ``first_fill`` comes last of all, and gives its slots back.
     """
 
-    def __init__(self, policy: ExpertPolicy, tiers: Tiers, evictor: Evictor, queue_ahead: int) -> None:
+    def __init__(
+        self, policy: ExpertPolicy, tiers: Tiers, evictor: Evictor, first_fill: FirstFill, queue_ahead: int
+    ) -> None:
         self._policy = policy
         self._tiers = tiers
-        self._device = _TierPrefetcher(Tier.DEVICE, tiers, evictor, queue_ahead)
-        self._host = None if tiers.host is None else _TierPrefetcher(Tier.HOST, tiers, evictor, queue_ahead)
+        self._first_fill = first_fill
+        self._device = _TierPrefetcher(Tier.DEVICE, tiers, evictor, first_fill, queue_ahead)
+        self._host = None
+        if tiers.host is not None:
+            self._host = _TierPrefetcher(Tier.HOST, tiers, evictor, first_fill, queue_ahead)
         self._by_tier = [self._device] if self._host is None else [self._device, self._host]
         self._seen: Wants = (None, None)
-        self._fill: deque[int] = deque()
-
-    def fill_host(self, keys: Iterable[int]) -> None:
-        """Begin to fill the host with these, in this order, except for those that are on the device."""
-        if self._host is not None:
-            self._fill.extend(keys)
-            self.fill()
-
-    def fill(self) -> bool:
-        """Queue more of the host's first fill, as the queue has room. False: nothing of it is left to queue."""
-        if self._fill and self._host is not None:
-            self._host.fill(self._fill)
-        return bool(self._fill)
 
     def pump(self, *, freed: bool = False) -> None:
-        """Queue what the policy wants, as the queue has room. Cheap where it wants nothing.
+        """Queue what the policy wants, as the queue has room, and the first fill. Cheap where there is nothing to do.
 
         An expert that the policy has refused to evict for is dropped until the policy wants something else, or until
         more experts have become evictable (``freed``).
         """
-        if self._fill:
-            self.fill()
-        if self._policy.prefetch is None and self._policy.target is None and self._seen == (None, None):
-            return
-        self.reorder()
-        for each in self._by_tier:
-            each.pump(self._wants(each.tier), freed=freed)
+        if self._policy.prefetch is not None or self._policy.target is not None or self._seen != (None, None):
+            self.reorder()
+            for each in self._by_tier:
+                each.pump(self._wants(each.tier), freed=freed)
+        if self._first_fill.unfinished:
+            self._first_fill.queue()
 
     def reorder(self) -> None:
         """Fit the queue to the newest wants: change priorities, and take back what is no longer wanted."""
@@ -70,12 +57,17 @@ class Prefetcher:
         if wants == self._seen:
             return
         self._seen = wants
+        target = wants[1]
+        if target is not None and target.drop_others and target.tier is Tier.DEVICE:
+            self._first_fill.drop(~target.wanted)
         for each in self._by_tier:
             each.reorder(*self._wants(each.tier))
 
     def free_device_slots(self, slots: int) -> None:
         """Take back queued experts, the least urgent first, until ``slots`` are free on the device or none is left."""
         device = self._tiers.device
+        while device.free < slots and self._first_fill.give_back():
+            pass
         while device.free < slots and (key := self._tiers.withdraw_prefetch()) is not None:
             device.prefetches.take_back(key)
 
@@ -97,12 +89,13 @@ class Prefetcher:
 class _TierPrefetcher:
     """The wants for one tier. An expert that is on the device, or on its way there, is not fetched to the host."""
 
-    def __init__(self, tier: Tier, tiers: Tiers, evictor: Evictor, queue_ahead: int) -> None:
+    def __init__(self, tier: Tier, tiers: Tiers, evictor: Evictor, first_fill: FirstFill, queue_ahead: int) -> None:
         self.tier = tier
         self.ledger = tiers.ledger(tier)
         self._device = tiers.device
         self._tiers = tiers
         self._evictor = evictor
+        self._first_fill = first_fill
         self._queue_ahead = queue_ahead
         self._refused: Wants = (None, None)
         self._satisfied: tuple[Wants, int] = (None, None), 0
@@ -110,10 +103,12 @@ class _TierPrefetcher:
     def pump(self, wants: Wants, *, freed: bool) -> None:
         if wants == (None, None) or (wants == self._refused and not freed):
             return
+        prefetch, target = wants
+        if prefetch is not None and self.tier is Tier.DEVICE and self._tiers.filling:
+            self._take_from_fill(prefetch)
         departures = self.ledger.departures + self._device.departures
         if (wants, departures) == self._satisfied:
             return
-        prefetch, target = wants
         if target is None or not target.drop_others:
             if self._full(self._queue_ahead):
                 return
@@ -141,19 +136,18 @@ class _TierPrefetcher:
             if not wanted and self._tiers.withdraw(key):
                 self.ledger.prefetches.take_back(key)
 
-    def fill(self, keys: deque[int]) -> None:
-        """Take experts off ``keys``: those that are queued now or on a tier already; all once there is no room left."""
-        absent = self._absent()
-        while keys and not self._full(_FILL_QUEUED):
-            key = keys.popleft()
-            if not absent[key]:
-                continue
-            if not self.ledger.free:
-                copies = self.ledger.evictable() & self._device.resident
-                if not (copies.any() and self._evictor.free_one(self.tier, key, Reason.FILL, copies)):
-                    keys.clear()
-                    return
-            self._queue(key, Reason.FILL, 0.0)
+    def _take_from_fill(self, prefetch: Prefetch) -> None:
+        """Take back of the first fill what can be queued now as a prefetch, and as many slots."""
+        room = self._queue_ahead - self._tiers.waiting_prefetches
+        if room <= 0:
+            return
+        can_come = self._absent()
+        can_come[list(self._tiers.filling)] = True
+        wanted = np.flatnonzero(can_come & (prefetch.priority > 0))
+        soonest = wanted[np.argsort(-prefetch.priority[wanted], kind="stable")][:room]
+        self._first_fill.give_way(soonest.tolist())
+        while self.ledger.free < len(soonest) and self._first_fill.give_back():
+            pass
 
     def _lacks_any(self, prefetch: Prefetch | None, target: Target | None) -> bool:
         absent = self._absent()
@@ -177,7 +171,7 @@ class _TierPrefetcher:
         for key in keys.tolist():
             if self._full(self._queue_ahead):
                 return True
-            if not self.ledger.free:
+            if not self.ledger.free and not (self.tier is Tier.DEVICE and self._first_fill.give_back()):
                 evictable = evictable_now()
                 if not evictable.any():
                     return True

@@ -50,9 +50,10 @@ class Reason(StrEnum):
     PREFETCH = "prefetch"
     """The policy's ``prefetch`` priorities."""
     TARGET = "target"
-    """The policy's ``target`` set, or what was resident before a restart."""
+    """The policy's ``target`` set, or experts that are brought and waited for before anything runs."""
     FILL = "fill"
-    """The host's first experts. Only those that the device has too make room for it."""
+    """The first fill, behind everything else. On the device it takes free slots alone. On the host, experts that the
+    device has too make room for it."""
     BUDGET = "budget"
     """The tier's budget shrank."""
 

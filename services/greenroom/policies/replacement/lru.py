@@ -11,12 +11,17 @@ from greenroom.policies.base.ranking import RankingPolicy
 from greenroom.policies.base.victim_selection import Worth
 
 
+_FILLED = -(1 << 40)
+"""Before any use."""
+
+
 class Recency:
     """When each expert was used last, in uses since the start. Experts of one layer are used one after the other."""
 
     def __init__(self, size: int) -> None:
         self.last: Counts = np.zeros(size, dtype=np.int64)
         self._uses = 1
+        self._filled = 0
 
     def use(self, experts: Keys) -> Counts:
         """Count a use of each, in this order. Returns their times."""
@@ -26,8 +31,15 @@ class Recency:
         return times
 
     def arrived(self, transfer: Transfer) -> None:
-        """An expert fetched ahead counts as used on arrival. Otherwise it would be the next to leave."""
-        if transfer.reason is not Reason.ON_DEMAND:
+        """An expert fetched ahead counts as used on arrival. Otherwise it would be the next to leave.
+
+        Those of the first fill leave before all that were used or fetched ahead, in the order in which they came.
+        """
+        if transfer.reason is Reason.FILL:
+            if self.last[transfer.expert] <= 0:
+                self.last[transfer.expert] = _FILLED + self._filled
+                self._filled += 1
+        elif transfer.reason is not Reason.ON_DEMAND:
             self.last[transfer.expert] = self._uses
             self._uses += 1
 

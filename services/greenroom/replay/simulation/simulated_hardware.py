@@ -128,8 +128,12 @@ class SimulatedArena(Arena):
         self.slot_bytes = slot_bytes
         self.contents = np.full(slots, NOTHING, dtype=np.int64)
         self._unlock = None
+        self._fresh = None
         self._region = page_aligned(slot_bytes)
         self._nothing = torch.empty(0, dtype=torch.uint8)
+
+    def take_pages(self, slots: int) -> None:
+        pass
 
     def buffer(self, slot: int) -> memoryview:
         return self._region

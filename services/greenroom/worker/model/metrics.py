@@ -81,6 +81,10 @@ class WorkerCollector(Collector):
             versions.add_metric([kind], 0 if version is None else version.version)
         yield versions
         yield _gauge("experts_resident", "Experts in the device tier.", len(engine.resident_keys()))
+        fill = engine.fill_progress
+        yield _gauge("expert_fill_left", "Experts that the first fill of the device tier still brings.", fill.left)
+        yield _gauge("expert_fill_bytes", "What the first fill of the device tier has brought.", fill.nbytes)
+        yield _gauge("expert_fill_seconds", "How long the first fill took, or takes so far.", fill.seconds)
 
     def _batches(self) -> Iterable[Metric]:
         stats, costs = self._worker.loop.stats(), self._worker.loop.engine.costs

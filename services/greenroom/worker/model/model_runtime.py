@@ -19,7 +19,7 @@ from transformers.utils import logging as transformers_logging
 from greenroom.core.artifacts.artifact_file import ArtifactFile
 from greenroom.core.artifacts.artifact_kinds import ARTIFACT_FILES
 from greenroom.core.artifacts.paths_file import PathsFile
-from greenroom.core.errors import UnsupportedModel
+from greenroom.core.errors import TransferFailed, UnsupportedModel
 from greenroom.core.generation import ServedModel
 from greenroom.core.machine import machine_name
 from greenroom.core.model_profile import ModelProfile, load_model_profile
@@ -64,12 +64,15 @@ from greenroom.worker.usable_memory import gpu_memory, memory, resident_bytes, u
 
 log = logging.getLogger(__name__)
 
+_FILL_TIMEOUT_S = 600.0
+
 
 class ModelRuntime:
     """A model that is ready to generate; a context manager that closes it.
 
-    Construction does everything that takes long, with progress bars: packing at first use, loading, filling the
-    expert slots. Raises a GreenroomError that says what is wrong; then nothing is left running.
+    Construction does everything that takes long, with progress bars: packing at first use, loading. The expert slots
+    are filled behind the first requests (``wait_filled``), except where rows are confined to resident experts: then
+    construction waits for it. Raises a GreenroomError that says what is wrong; then nothing is left running.
 
     ``policy`` makes the expert policy, in place of the configured one; its ``row_mask`` counts.
     """
@@ -200,13 +203,16 @@ class ModelRuntime:
             remembered = ResidentSetFile(self.pack.path).load(catalogue) if self.config.warm_start else []
             order = policy.fill_order()
             wanted = first_residents(catalogue, remembered, policy.target, order)
-            with tqdm(
-                total=min(len(wanted), engine.device.slots),
-                desc="loading experts",
-                unit="expert",
-                disable=not self._shows_progress,
-            ) as bar:
-                engine.preload(wanted, bar.update)
+            engine.fill(wanted)
+            if own is not None or self.config.fidelity != "exact":  # answers depend on what is resident
+                with tqdm(
+                    total=engine.fill_progress.left,
+                    desc="loading experts",
+                    unit="expert",
+                    disable=not self._shows_progress,
+                ) as bar:
+                    if not engine.wait_filled(_FILL_TIMEOUT_S, bar.update):
+                        raise TransferFailed(f"the experts were not loaded within {_FILL_TIMEOUT_S:g} s")
             engine.fill_host(wanted if order is None else order.tolist())
         except BaseException:
             engine.close()
@@ -304,6 +310,10 @@ class ModelRuntime:
         if self._shows_progress:
             tqdm.write(line, file=sys.stderr)
 
+    def wait_filled(self, timeout_s: float) -> bool:
+        """Wait until the first fill of the expert slots is over. Requests need not wait. False: it takes longer."""
+        return self.experts.filled.wait(timeout_s)
+
     def generator(self) -> LoopGenerator:
         """This model as an asyncio Generator; to be used from one event loop."""
         return LoopGenerator(self.loop, self.served)
@@ -332,7 +342,7 @@ class ModelRuntime:
             self.loop.stop(drain_s)
         finally:
             if self.config.warm_start:
-                ResidentSetFile(self.pack.path).save(self.experts.catalogue, self.experts.resident_keys().tolist())
+                ResidentSetFile(self.pack.path).save(self.experts.catalogue, self.experts.keys_to_remember())
             self.experts.close()
             self.pack.close()
 

@@ -1,0 +1,172 @@
+"""The first fill of the tiers, behind everything else that moves."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from greenroom.core.units import MIB, format_bytes
+from greenroom.experts.bookkeeping.ledger import State
+from greenroom.experts.bookkeeping.tiers import Tiers
+from greenroom.experts.copying.hardware import Hardware
+from greenroom.experts.deciding.evictor import Evictor
+from greenroom.policies.base.array_types import Mask
+from greenroom.policies.base.events import Reason, Tier, Transfer
+
+log = logging.getLogger(__name__)
+
+_QUEUED = 64
+"""At most so many are queued: few enough to look through."""
+
+_QUEUED_BYTES = 64 * MIB
+"""What a fast disk reads until an idle owner looks again. More would only lengthen what a first request meets."""
+
+_LEAST_QUEUED = 4
+
+
+class FillProgress(NamedTuple):
+    """The first fill of the device. ``left``: experts still to come; ``experts``, ``nbytes``: what it has brought;
+    ``seconds``: since it began, or what it took."""
+
+    left: int = 0
+    experts: int = 0
+    nbytes: int = 0
+    seconds: float = 0.0
+
+    def describe(self, link_bytes: int) -> str:
+        """``link_bytes``: what the disk's link has moved meanwhile, for requests too."""
+        rate = link_bytes / self.seconds / 1e9 if self.seconds else 0.0
+        return (
+            f"{self.experts} experts, {format_bytes(self.nbytes)} in {self.seconds:.2f} s; "
+            f"with what requests fetched the disk gave {rate:.2f} GB/s"
+        )
+
+
+class FirstFill:
+    """The device first, then the host. Each expert is tried once.
+
+    On the device only slots are taken that are free, and they are given back to whoever asks for them, unless the
+    expert has begun to move. The host's may also be those of experts that the device holds too.
+    """
+
+    def __init__(self, tiers: Tiers, evictor: Evictor, hardware: Hardware) -> None:
+        self._tiers = tiers
+        self._evictor = evictor
+        self._hardware = hardware
+        self._most = max(_LEAST_QUEUED, min(_QUEUED, _QUEUED_BYTES // tiers.slot_bytes))
+        self._device: deque[int] = deque()
+        self._host: deque[int] = deque()
+        self._began = 0.0
+        self._moved_before = 0
+        self._failures = 0
+        self._running = False
+        self.progress = FillProgress()
+        self.done = threading.Event()
+        """Whether nothing of the device's fill is left. Any thread may wait for it while the owner goes on."""
+        self.done.set()
+
+    def begin_device(self, keys: Iterable[int]) -> None:
+        self._device.extend(dict.fromkeys(keys))
+        self._began, self._running, self._failures = self._hardware.now(), True, 0
+        self._moved_before = self._tiers.movers[0].bytes_moved
+        self.done.clear()
+        self._queue_device()
+        self.progress = FillProgress(len(self.to_come()))
+
+    def begin_host(self, keys: Iterable[int]) -> None:
+        """Without those that are on the device by then. Nothing without a host tier."""
+        if self._tiers.host is not None:
+            self._host.extend(keys)
+            self.queue()
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether something is to be queued or booked yet."""
+        return self._running or bool(self._host) or self._tiers.moving_to_host > 0
+
+    def to_come(self) -> list[int]:
+        """What the device's fill still brings, as far as slots are free."""
+        return [*self._tiers.filling, *itertools.islice(self._device, self._tiers.device.free)]
+
+    def queue(self) -> None:
+        """Queue more, as the queue has room."""
+        if self._running:
+            self._queue_device()
+        if self._host and not self._device:
+            self._queue_host()
+
+    def arrived(self, transfer: Transfer) -> None:
+        """A move has ended, or has failed."""
+        if transfer.reason is Reason.FILL and transfer.error is not None:
+            self._failures += 1
+            if self._failures == 1:
+                log.warning("the first fill goes on without an expert: %s", transfer.error)
+        elif transfer.reason is Reason.FILL and transfer.target is Tier.DEVICE:
+            _, experts, nbytes, _ = self.progress
+            left = len(self._tiers.filling) + min(len(self._device), self._tiers.device.free)
+            seconds = self._hardware.now() - self._began
+            self.progress = FillProgress(left, experts + 1, nbytes + self._tiers.slot_bytes, seconds)
+
+    def settle(self) -> None:
+        """All that has ended is told."""
+        if self._running:
+            self._end_if_over()
+
+    def give_back(self) -> bool:
+        """Free a slot of the device that waits to be filled. False: there is none."""
+        key = self._tiers.withdraw_fill()
+        if key is None:
+            return False
+        self._device.appendleft(key)
+        return True
+
+    def give_way(self, keys: Iterable[int]) -> None:
+        """Take back those of ``keys`` that are queued: the policy wants them sooner."""
+        for key in keys:
+            if key in self._tiers.filling and self._tiers.withdraw(key):
+                self._device.append(key)
+
+    def drop(self, unwanted: Mask) -> None:
+        """Take back those of ``unwanted[experts]`` that are queued, and forget them."""
+        for key in [key for key in self._tiers.filling if unwanted[key]]:
+            self._tiers.withdraw(key)
+        self._device = deque(key for key in self._device if not unwanted[key])
+
+    def _queue_device(self) -> None:
+        ledger, tiers, keys = self._tiers.device, self._tiers, self._device
+        while keys and len(tiers.filling) < self._most:
+            if not ledger.free:
+                break
+            key = keys.popleft()
+            if ledger.state[key] == State.ABSENT and not tiers.bound_for_host(key):
+                tiers.fetch(key, Reason.FILL)
+        self._end_if_over()
+
+    def _queue_host(self) -> None:
+        ledger, tiers, keys = self._tiers.ledger(Tier.HOST), self._tiers, self._host
+        while keys and not (tiers.short_of_host_room or tiers.moving_to_host >= _QUEUED):
+            key = keys.popleft()
+            if ledger.state[key] != State.ABSENT or tiers.device.state[key] != State.ABSENT:
+                continue
+            if not ledger.free:
+                copies = ledger.evictable() & tiers.device.resident
+                if not (copies.any() and self._evictor.free_one(Tier.HOST, key, Reason.FILL, copies)):
+                    keys.clear()
+                    return
+            tiers.fetch_to_host(key, Reason.FILL)
+            ledger.prefetches.begin(key)
+
+    def _end_if_over(self) -> None:
+        if self._tiers.filling or (self._device and self._tiers.device.free):
+            return
+        self._device.clear()
+        self._running = False
+        self.progress = self.progress._replace(left=0)
+        self.done.set()
+        text = f", {self._failures} could not be read" if self._failures else ""
+        moved = self._tiers.movers[0].bytes_moved - self._moved_before
+        log.info("the expert memory is filled: %s%s", self.progress.describe(moved), text)
