@@ -10,7 +10,6 @@ from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.ranking import RankingPolicy
 from greenroom.policies.base.victim_selection import Worth
 
-
 _FILLED = -(1 << 40)
 """Before any use."""
 
