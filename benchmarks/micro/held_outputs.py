@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import click
 
+from benchmarks.harness.arms.filled_memory import filled
 from benchmarks.harness.children.process_memory import memory, peak_bytes, reset_peak
 from benchmarks.harness.inputs.checkpoints import RandomMixtral, random_mixtral
 from benchmarks.harness.inputs.token_streams import SPECIAL_IDS
@@ -45,6 +46,7 @@ def turn(policy: str, rows: int, top_k: int) -> dict[str, Any]:
         str(random_mixtral(model)), dtype="float32", policy=policy, expert_memory="33%", tokens_per_step=rows,
         prefill_chunk=rows, max_model_len=rows + ANSWER, max_running=1, warm_start=False, progress=False,
     ) as llm:  # fmt: skip
+        filled(llm)
         before = memory()["rss"]
         reset_peak()
         (answer,) = llm.generate([prompt], SamplingParams(temperature=0, max_tokens=ANSWER), progress=False)

@@ -24,6 +24,7 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.harness.arms.filled_memory import filled
 from benchmarks.harness.inputs.checkpoints import widened
 from benchmarks.harness.inputs.token_streams import Stream, task_stream
 from benchmarks.harness.machine import describe_machine
@@ -336,7 +337,7 @@ def main(rounds: int, prompts: int, policies: tuple[str, ...], share: str, model
             llm: AbstractContextManager[LLM] = LLM(
                 str(checkpoint), expert_memory=memory, policy=spec.name, policy_options=dict(spec.options), **settings
             )
-            return stack.enter_context(llm)
+            return filled(stack.enter_context(llm))
 
         resident = opened("100%", PolicySpec("lru"))
         watched = Watch(resident.worker.experts, resident.worker.pack)

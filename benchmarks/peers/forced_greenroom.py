@@ -6,6 +6,7 @@ import time
 from dataclasses import asdict
 from typing import Any
 
+from benchmarks.harness.arms.filled_memory import filled
 from benchmarks.harness.children.process_memory import memory, read_bytes
 from benchmarks.peers.batch import Batch, Decoded, batch_of
 from benchmarks.peers.forced_tokens import force
@@ -23,7 +24,7 @@ class ForcedGreenroom:
     def __init__(self, model: str, settings: dict[str, Any]) -> None:
         base = memory()["rss"]
         begin = time.perf_counter()
-        self._llm = LLM(config=WorkerConfig(model=model, **settings))
+        self._llm = filled(LLM(config=WorkerConfig(model=model, **settings)))
         self._opened = {"base_rss": base, "load_s": time.perf_counter() - begin, **_plan(self._llm)}
 
     def describe(self) -> dict[str, Any]:

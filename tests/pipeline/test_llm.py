@@ -112,6 +112,7 @@ def test_what_is_too_long_by_its_length_is_refused_without_being_encoded(
 
 def test_nothing_is_left_behind(llm: LLM) -> None:
     llm.generate([[5, 6], [7]], GREEDY)
+    assert llm.worker.wait_filled(DEADLINE_S)
     assert llm.worker.loop.wait_idle(DEADLINE_S)
     stats = llm.worker.loop.stats()
     assert stats.running == stats.waiting == stats.kv_reserved_bytes == stats.audit_failures == 0

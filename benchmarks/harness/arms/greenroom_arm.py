@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from benchmarks.harness.arms.disk_link import DiskLink
+from benchmarks.harness.arms.filled_memory import filled
 from benchmarks.harness.arms.routing_record import RoutingRecord
 from benchmarks.harness.arms.time_by_part import Inside
 from benchmarks.harness.children.process_memory import peak_bytes, reset_peak
@@ -52,7 +53,7 @@ class GreenroomArm:
         if oracle is not None:
             options["future"] = self._recorded(oracle).future(oracle_turns)
             gc.collect()  # that engine's memory is not to count as this one's
-        self._llm = LLM(**self._settings, policy=policy, policy_options=options)
+        self._llm = filled(LLM(**self._settings, policy=policy, policy_options=options))
         for kind, path in (artifacts or {}).items():
             file = ARTIFACT_FILES[kind].read(Path(path))
             self._llm.worker.swap(self._llm.worker.prepare(file), ArtifactVersion.of(file))  # nothing runs yet

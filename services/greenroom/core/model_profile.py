@@ -100,7 +100,8 @@ class MeasuredCosts(msgspec.Struct, frozen=True, kw_only=True):
         if self.prompt_step_ms:
             return StepCosts(decode, self.prompt_step_ms, self.beside_prompts)
         most = max(decode)
-        return StepCosts(decode, {**decode, most + 1: decode[most] + self.prefill_token_ms})
+        reading = {**decode, most + 1: decode[most] + self.prefill_token_ms}
+        return StepCosts(decode, reading, onward=self.prefill_token_ms)
 
     def token_ms(self, rows: int) -> float:
         """c at a batch of ``rows``: on the straight line of whole steps between measured sizes, that of the largest

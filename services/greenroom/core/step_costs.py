@@ -21,24 +21,24 @@ class StepCosts:
     a larger one counts as fast as that one.
 
     ``decode_ms``: of steps that only decode, by their rows. Beyond the largest they go on in proportion.
-    ``prompt_ms``: of steps that only read prompts, by their rows. Beyond the largest they go on along the last line.
+    ``prompt_ms``: of steps that only read prompts, by their rows. Beyond the largest they go on along the line from one
+    of at most half its rows, since between neighbours the line may be noise; with ``onward`` by so many a row.
     Neither is empty. ``beside``: the share of a decode step's time by which its rows make a step with prompts longer;
     None, where that was not measured: they count as rows of prompts.
     """
 
     def __init__(
-        self, decode_ms: Mapping[int, float], prompt_ms: Mapping[int, float], beside: float | None = None
+        self,
+        decode_ms: Mapping[int, float],
+        prompt_ms: Mapping[int, float],
+        beside: float | None = None,
+        *,
+        onward: float | None = None,
     ) -> None:
         self._beside = beside
         self._decode_at, self._decode_ms = _rising(decode_ms)
         self._prompt_at, self._prompt_ms = _rising(prompt_ms)
-        before = (self._prompt_at[-2], self._prompt_ms[-2]) if len(self._prompt_at) > 1 else (0.0, 0.0)
-        self._onward = (self._prompt_ms[-1] - before[1]) / (self._prompt_at[-1] - before[0])
-
-    @property
-    def most_prompt_rows(self) -> int:
-        """The largest step with prompts that was measured."""
-        return int(self._prompt_at[-1])
+        self._onward = _slope(self._prompt_at, self._prompt_ms) if onward is None else onward
 
     def step_ms(self, decode_rows: int, prompt_rows: int = 0) -> float:
         """Of a step with so many rows of each kind, at least one in all. Raises ValueError for other numbers."""
@@ -75,6 +75,13 @@ class StepCosts:
         beyond = np.maximum(0.0, rows - self._prompt_at[-1])
         found: Figures = np.interp(rows, self._prompt_at, self._prompt_ms) + beyond * self._onward
         return found
+
+
+def _slope(at: Figures, ms: Figures) -> float:
+    """Milliseconds a row beyond the last point: never 0."""
+    before = int(np.searchsorted(at, at[-1] / 2, side="right")) - 1
+    rows, longer = (at[-1] - at[before], ms[-1] - ms[before]) if before >= 0 else (at[-1], ms[-1])
+    return float(longer / rows) if longer > 0 else float(ms[-1] / at[-1])
 
 
 def _rising(points: Mapping[int, float]) -> tuple[Figures, Figures]:

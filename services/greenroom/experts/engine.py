@@ -501,7 +501,8 @@ class ExpertEngine:
         return self._first_fill.progress
 
     def wait_filled(self, timeout_s: float, progress: Callable[[int], object] | None = None) -> bool:
-        """Wait until the device's fill is over. False: it takes longer. For the thread that owns the engine.
+        """Wait until the device's fill is over. False: nothing has come for ``timeout_s``. For the thread that owns the
+        engine.
 
         ``progress`` is told how many experts have landed, each time some have.
         """
@@ -510,9 +511,11 @@ class ExpertEngine:
         while True:
             self.idle()
             landed = self.fill_progress.experts - told
-            if progress is not None and landed:
-                progress(landed)
+            if landed:
+                deadline = self._hardware.now() + timeout_s
                 told += landed
+                if progress is not None:
+                    progress(landed)
             if self.filled.is_set():
                 return True
             left_s = deadline - self._hardware.now()

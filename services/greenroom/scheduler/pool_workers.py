@@ -76,7 +76,8 @@ class PoolWorker:
         rows = min(len(self.placed), self.capacity.max_running)
         unread = [tokens for tokens in self._unread() if tokens]
         step_ms = rows * self.costs.generated_ms(rows)
-        reading_ms = self.costs.read_all_ms(sum(unread), rows, max(0, rows - len(unread)))
+        generating = sum(1 for tokens in self.state.generated.values() if tokens > 0)
+        reading_ms = self.costs.read_all_ms(sum(unread), rows, min(rows, generating))
         for entry in self.placed.values():
             request = entry.pending
             if request is None:

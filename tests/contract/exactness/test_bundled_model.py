@@ -75,6 +75,8 @@ def test_another_network_changes_no_token(expected: list[list[int]], cache: Path
     """Both are of random weights, so they foresee other experts."""
     conversations = [[{"role": "user", "content": prompt}] for prompt in PROMPTS[:3]]
     with _llm("smallest", LITERAL, cache) as llm:
+        assert llm.worker.wait_filled(60.0)
+        assert llm.worker.loop.wait_idle(60.0)
         used = []
         for seed in (0, 1):
             file = mlp_file(SHAPE, TOP_K, seed=seed)

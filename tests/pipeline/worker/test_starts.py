@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
+from typing import Any
 
+import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -13,7 +16,9 @@ from greenroom.core.errors import TransferFailed
 from greenroom.core.generation import SamplingParams
 from greenroom.demo import bundled_model_path
 from greenroom.experts.copying.mover import Job, Mover
+from greenroom.experts.engine import ExpertEngine
 from greenroom.llm import LLM
+from greenroom.policies.base.expert_policy import ExpertPolicy, Target
 from greenroom.worker.model import model_runtime
 from greenroom.worker.model.config import WorkerConfig
 from greenroom.worker.model.metrics import WorkerCollector
@@ -94,11 +99,46 @@ def test_a_model_that_is_closed_meanwhile_remembers_what_was_to_come(gate: Event
 def test_where_answers_depend_on_what_is_resident_the_start_waits(
     gate: Event, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_runtime, "_FILL_TIMEOUT_S", 0.05)
-    with pytest.raises(TransferFailed, match=r"not loaded within 0\.05 s"):
+    monkeypatch.setattr(model_runtime, "_STALLED_FILL_S", 0.05)
+    with pytest.raises(TransferFailed, match=r"no expert was loaded within 0\.05 s"):
         ModelRuntime(config(cache, policy="lru", fidelity="paper"))
     gate.set()
-    monkeypatch.setattr(model_runtime, "_FILL_TIMEOUT_S", DEADLINE_S)
+    monkeypatch.setattr(model_runtime, "_STALLED_FILL_S", DEADLINE_S)
     with ModelRuntime(config(cache, policy="lru", fidelity="paper")) as worker:
         assert worker.wait_filled(0.0)
         assert len(worker.experts.resident_keys()) == worker.experts.device.slots
+
+
+def test_where_answers_depend_on_what_is_resident_an_expert_that_can_not_be_read_ends_the_start(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else others would answer in its place, and nobody would be told."""
+    before = ExpertEngine.wait_filled
+
+    def with_a_failure(self: ExpertEngine, *arguments: Any) -> bool:
+        found = before(self, *arguments)
+        self._first_fill.progress = self.fill_progress._replace(failed=1)
+        return found
+
+    monkeypatch.setattr(ExpertEngine, "wait_filled", with_a_failure)
+    with pytest.raises(TransferFailed, match="1 experts could not be read"):
+        ModelRuntime(config(cache, policy="lru", fidelity="paper"))
+
+
+def test_where_all_experts_fit_a_policy_that_drops_what_it_does_not_want_is_asked_once_they_are_there(
+    gate: Event, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the first request would have it drop them, one that comes later would not."""
+    monkeypatch.setattr(model_runtime, "_STALLED_FILL_S", 0.05)
+    made = model_runtime.create_policy
+
+    def dropping(*arguments: Any, **more: Any) -> ExpertPolicy:
+        policy = made(*arguments, **more)
+        policy.target = Target(0, np.zeros(policy.catalogue.size, dtype=np.bool_), drop_others=True)
+        return policy
+
+    monkeypatch.setattr(model_runtime, "create_policy", dropping)
+    with pytest.raises(TransferFailed, match="no expert was loaded"):
+        ModelRuntime(replace(config(cache, policy="lru"), expert_memory="100%"))
+    with ModelRuntime(config(cache, policy="lru")) as worker:
+        assert not worker.wait_filled(0.0), "where they do not all fit requests need not wait"

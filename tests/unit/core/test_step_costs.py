@@ -88,3 +88,13 @@ def test_a_step_has_rows() -> None:
     for wrong in ((0, 0), (-1, 2), (2, -1)):
         with pytest.raises(ValueError, match="a step has rows"):
             StepCosts(DECODE, PROMPTS).step_ms(*wrong)
+
+
+def test_beyond_the_largest_step_noise_between_neighbours_does_not_decide() -> None:
+    """A step of 800 rows came out quicker than one of 790: whoever reads on beyond them still takes time."""
+    steps = StepCosts({1: 1.0}, {100: 50.0, 400: 110.0, 790: 191.0, 800: 190.0})
+    assert steps.step_ms(0, 1200) == pytest.approx(190 + 400 * (190 - 110) / (800 - 400))
+
+
+def test_where_all_measured_steps_took_as_long_a_row_costs_its_share() -> None:
+    assert StepCosts({1: 1.0}, {10: 20.0, 100: 20.0}).step_ms(0, 200) == pytest.approx(40.0)

@@ -125,7 +125,6 @@ class Site:
         if costs.steps is None:
             return unread * costs.read_ms(rows)
         decoding = sum(not other.unread for other in there)
-        assert unread <= costs.steps.most_prompt_rows
         alone = costs.steps.step_ms(decoding) if decoding else 0.0
         return costs.steps.step_ms(decoding, unread) - alone if unread else 0.0
 

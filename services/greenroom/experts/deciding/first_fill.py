@@ -30,12 +30,13 @@ _LEAST_QUEUED = 4
 
 class FillProgress(NamedTuple):
     """The first fill of the device. ``left``: experts still to come; ``experts``, ``nbytes``: what it has brought;
-    ``seconds``: since it began, or what it took."""
+    ``seconds``: since it began, or what it took; ``failed``: experts that could not be read."""
 
     left: int = 0
     experts: int = 0
     nbytes: int = 0
     seconds: float = 0.0
+    failed: int = 0
 
     def describe(self, link_bytes: int) -> str:
         """``link_bytes``: what the disk's link has moved meanwhile, for requests too."""
@@ -62,7 +63,6 @@ class FirstFill:
         self._host: deque[int] = deque()
         self._began = 0.0
         self._moved_before = 0
-        self._failures = 0
         self._running = False
         self.progress = FillProgress()
         self.done = threading.Event()
@@ -71,11 +71,12 @@ class FirstFill:
 
     def begin_device(self, keys: Iterable[int]) -> None:
         self._device.extend(dict.fromkeys(keys))
-        self._began, self._running, self._failures = self._hardware.now(), True, 0
+        self._began, self._running = self._hardware.now(), True
         self._moved_before = self._tiers.movers[0].bytes_moved
         self.done.clear()
+        self.progress = FillProgress()
         self._queue_device()
-        self.progress = FillProgress(len(self.to_come()))
+        self.progress = self.progress._replace(left=len(self.to_come()))
 
     def begin_host(self, keys: Iterable[int]) -> None:
         """Without those that are on the device by then. Nothing without a host tier."""
@@ -102,14 +103,14 @@ class FirstFill:
     def arrived(self, transfer: Transfer) -> None:
         """A move has ended, or has failed."""
         if transfer.reason is Reason.FILL and transfer.error is not None:
-            self._failures += 1
-            if self._failures == 1:
+            self.progress = self.progress._replace(failed=self.progress.failed + 1)
+            if self.progress.failed == 1:
                 log.warning("the first fill goes on without an expert: %s", transfer.error)
         elif transfer.reason is Reason.FILL and transfer.target is Tier.DEVICE:
-            _, experts, nbytes, _ = self.progress
+            _, experts, nbytes, _, failed = self.progress
             left = len(self._tiers.filling) + min(len(self._device), self._tiers.device.free)
             seconds = self._hardware.now() - self._began
-            self.progress = FillProgress(left, experts + 1, nbytes + self._tiers.slot_bytes, seconds)
+            self.progress = FillProgress(left, experts + 1, nbytes + self._tiers.slot_bytes, seconds, failed)
 
     def settle(self) -> None:
         """All that has ended is told."""
@@ -165,8 +166,8 @@ class FirstFill:
             return
         self._device.clear()
         self._running = False
-        self.progress = self.progress._replace(left=0)
+        self.progress = self.progress._replace(left=0, seconds=self._hardware.now() - self._began)
         self.done.set()
-        text = f", {self._failures} could not be read" if self._failures else ""
+        text = f", {self.progress.failed} could not be read" if self.progress.failed else ""
         moved = self._tiers.movers[0].bytes_moved - self._moved_before
         log.info("the expert memory is filled: %s%s", self.progress.describe(moved), text)

@@ -11,6 +11,7 @@ bits. They are kept beside the pack, so that the next start computes the same.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.metadata
 import math
 import time
@@ -36,7 +37,7 @@ from greenroom.moe.attention.kv_cache import KVStore
 from greenroom.moe.attention.ragged_attention import Chunk
 from greenroom.moe.forward.ragged_model import RaggedModel
 from greenroom.moe.kernels.expert_hooks import hook_of
-from greenroom.moe.kernels.expert_products import Grouped, NativeSum, PickedExpert
+from greenroom.moe.kernels.expert_products import Grouped, NativeSum, PickedExpert, TorchSum
 from greenroom.moe.kernels.experts_forward import expert_by_torch
 from greenroom.moe.kernels.native.rows import ANY_ROWS, NativeRows, RowLimits
 from greenroom.moe.loading.load_model import LoadedMoE, attach
@@ -202,14 +203,18 @@ def _product(native: NativeRows, module: nn.Module, weights: ExpertWeights) -> C
     scales, gate = torch.ones(len(inputs), 1), hook_of(module).gate
     compute = partial(expert_by_torch, module)
 
-    def run(rows: int, compiled: bool) -> None:
-        if not compiled:
-            compute(inputs[:rows], weights)
-            return
+    @functools.cache  # a layer makes one for all of its experts, whichever product computes them
+    def sum_of(rows: int) -> NativeSum:
         grouped = Grouped.of(np.zeros((rows, 1), dtype=np.int64), 1)
-        total = NativeSum(inputs[:rows], scales[:rows], grouped, compute, native, gate)
+        return NativeSum(inputs[:rows], scales[:rows], grouped, compute, native, gate)
+
+    def run(rows: int, compiled: bool) -> None:
+        total, expert = sum_of(rows), PickedExpert(0, rows, weights)
+        if not compiled:
+            TorchSum.contribution(total, expert)
+            return
         with native.alone():
-            total.contribution(PickedExpert(0, rows, weights))
+            total.contribution(expert)
 
     return run
 

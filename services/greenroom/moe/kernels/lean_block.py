@@ -129,6 +129,7 @@ def _is_plain(block: Any, native: NativeRows) -> bool:
         and weight.shape[1] % 2 == 0
         and isinstance(getattr(gate, "top_k", None), int)
         and hook_of(block.experts).native is native
+        and hook_of(block.experts).gate is None
     )
 
 

@@ -49,9 +49,9 @@ class _Gate(NamedTuple):
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         """The logits alone, of a plain router. By the compiled products where there are any: torch wakes its threads
-        even for one row, and they may be busy reading experts."""
+        even for a small router, and their cores may be busy reading experts."""
         weight, bias = self.module.weight, getattr(self.module, "bias", None)
-        if self.native is not None and rows.is_contiguous():
+        if self.native is not None and rows.dtype is torch.bfloat16 and rows.is_contiguous():
             return self.native.linear(rows, weight, bias)
         return nn.functional.linear(rows, weight, bias)
 

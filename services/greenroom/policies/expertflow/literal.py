@@ -66,7 +66,7 @@ class LiteralExpertFlow(ExpertPolicy):
 
     def _worth(self) -> Worth:
         """``[N]``: in the order in which they leave. Experts that the running layer uses can not be asked about."""
-        layer_of, last = self.catalogue.layer_of, self._recency.last
+        layer_of, last = self.catalogue.layer_of, np.maximum(self._recency.last, 0)  # of never used ones it is below
         latest = int(last.max()) + 1
         group = np.where(layer_of == self._layer, 0, np.where(layer_of < self._layer, 1, 2))
         worth = group * latest + last

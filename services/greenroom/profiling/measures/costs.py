@@ -74,7 +74,8 @@ def measure_costs(
         for wanted in _prompt_sizes(subject):
             crowd = crowd_of(subject, [*asked[turn % len(asked) :], *asked[: turn % len(asked)]], wanted)
             rows = sum(len(one.prompt_ids) for one in crowd)
-            reading.setdefault(rows, []).extend(_reading_times(subject, crowd, rows))
+            if rows == wanted or not reading:  # as many prompts as may run are too few, and each round other ones
+                reading.setdefault(rows, []).extend(_reading_times(subject, crowd, rows))
             done()
         for decode, prompt in _mixtures(subject):
             both += _mixed_times(subject, asked[turn % len(asked) :], decode, prompt)

@@ -64,7 +64,8 @@ from greenroom.worker.usable_memory import gpu_memory, memory, resident_bytes, u
 
 log = logging.getLogger(__name__)
 
-_FILL_TIMEOUT_S = 600.0
+_STALLED_FILL_S = 60.0
+"""After which a start that waits for experts gives up, if none has come."""
 
 
 class ModelRuntime:
@@ -204,20 +205,26 @@ class ModelRuntime:
             order = policy.fill_order()
             wanted = first_residents(catalogue, remembered, policy.target, order)
             engine.fill(wanted)
-            if own is not None or self.config.fidelity != "exact":  # answers depend on what is resident
-                with tqdm(
-                    total=engine.fill_progress.left,
-                    desc="loading experts",
-                    unit="expert",
-                    disable=not self._shows_progress,
-                ) as bar:
-                    if not engine.wait_filled(_FILL_TIMEOUT_S, bar.update):
-                        raise TransferFailed(f"the experts were not loaded within {_FILL_TIMEOUT_S:g} s")
+            drops = policy.target is not None and policy.target.drop_others
+            if drops and engine.device.slots == catalogue.size:
+                self._wait_for_fill(engine)  # once all are there it is never asked again, and drops none of them
+            elif own is not None or self.config.fidelity != "exact":
+                self._wait_for_fill(engine)  # answers depend on what is resident
+                if failed := engine.fill_progress.failed:
+                    raise TransferFailed(f"{failed} experts could not be read, and others would answer in their place")
             engine.fill_host(wanted if order is None else order.tolist())
         except BaseException:
             engine.close()
             raise
         return engine
+
+    def _wait_for_fill(self, engine: ExpertEngine) -> None:
+        """Raises TransferFailed where it stands still."""
+        with tqdm(
+            total=engine.fill_progress.left, desc="loading experts", unit="expert", disable=not self._shows_progress
+        ) as bar:
+            if not engine.wait_filled(_STALLED_FILL_S, bar.update):
+                raise TransferFailed(f"no expert was loaded within {_STALLED_FILL_S:g} s")
 
     def prepare(self, file: ArtifactFile) -> Artifact:
         """The artifact of the file, made ready for ``swap``. In any thread. Raises InvalidConfig for one of another

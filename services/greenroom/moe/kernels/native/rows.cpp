@@ -18,6 +18,9 @@
 #define HAS_AVX512BF16 (__GNUC__ >= 10 || __clang_major__ >= 9)
 #endif
 
+// In whatever product: a multiplication and a sum become one instruction, or two, alike wherever they stand.
+#define INLINED static inline __attribute__((always_inline))
+
 namespace {
 
 typedef void (*ParallelFn)(void (*body)(void *), void *data, unsigned threads, unsigned flags);

@@ -26,8 +26,8 @@ from greenroom.core.errors import InvalidConfig
 from greenroom.moe.kernels.native.library import NativeUnavailable, native_library
 
 INSTRUCTIONS: Final = "GREENROOM_INSTRUCTIONS"
-"""The environment variable with the fastest instruction set to compute with: to compute as another machine does, and to
-test what runs there."""
+"""The environment variable with the fastest instruction set to compute with: to test what runs on another machine. To
+compute as that one does, fix the rows that go by the compiled products too: what is measured here is this machine's."""
 ALL_INSTRUCTION_SETS: Final = ("avx512bf16", "avx512", "avx2", "plain")
 """The fastest first."""
 
