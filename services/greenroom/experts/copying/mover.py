@@ -2,7 +2,8 @@
 
 Waiting jobs are ordered: on-demand fetches first, in the order in which they were queued; then prefetches to the device
 by priority; then those that go no further than the host tier; last the first fill, in the order in which it was queued.
-Only the engine's thread queues, promotes and withdraws jobs. The mover's threads take the first job, move it part by part, and post the result for the engine.
+Only the engine's thread queues, promotes and withdraws jobs. The mover's threads take the first job, move it part by
+part, and post the result for the engine.
 """
 
 from __future__ import annotations
