@@ -195,6 +195,7 @@ async def test_a_worker_begins_with_the_first_layers_and_fills_the_host_while_no
     with ModelRuntime(config) as worker:
         device, host = worker.experts.device, worker.experts.host
         assert host is not None
+        assert worker.wait_filled(DEADLINE_S)
         assert np.flatnonzero(device.resident).tolist() == list(range(6))
         await until(lambda: np.flatnonzero(host.resident).tolist() == list(range(6, 18)))
         assert worker.loop.wait_idle(DEADLINE_S)
