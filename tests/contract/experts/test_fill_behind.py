@@ -67,6 +67,12 @@ class Filling:
         assert self.engine.fill_progress.left == 0
         return [int(key) for key in self.engine.resident_keys()]
 
+    def settle(self) -> None:
+        """Until nothing moves any more."""
+        while self.engine._tiers.moving:
+            assert self.engine._tiers.wait(DEADLINE_S)
+            self.engine.idle()
+
 
 Make = Callable[..., Filling]
 
@@ -165,6 +171,23 @@ def test_a_read_that_fails_is_left_out_and_fails_no_layer(filling: Make, caplog:
     assert made.engine.counters.failed_transfers == 1
     made.layer(0, 1)
     assert made.engine.device.state[1] == State.RESIDENT
+
+
+def test_a_member_of_a_target_that_can_not_be_read_is_tried_again_only_for_another_target(filling: Make) -> None:
+    made = filling(failures={3: 4})  # a read is tried twice
+    wanted = np.zeros(SIZE, dtype=np.bool_)
+    wanted[[3, 12]] = True
+    made.policy.target = Target(1, wanted)
+    made.rest()
+    for _ in range(5):
+        made.engine.layer_entered(0)
+        made.settle()
+    assert made.reads.begun.count(3) == 4, "by the fill, and once more by the target that came after"
+    assert made.engine.device.resident[12]
+    made.policy.target = Target(2, wanted)
+    made.engine.layer_entered(0)
+    made.settle()
+    assert made.engine.device.resident[3]
 
 
 def test_closing_in_the_middle_ends_it(filling: Make) -> None:

@@ -79,6 +79,7 @@ class OnDemandFetcher:
                     self._policy.on_transfer_done(transfer)
                 continue
             self._counters.failed_transfers += 1
+            self._prefetcher.failed(transfer.expert)
             host = self._tiers.host
             if host is not None and host.prefetches.unused[transfer.expert]:
                 host.prefetches.fail(transfer.expert)  # it was to stay on the host: no layer waits for it

@@ -63,6 +63,12 @@ class Prefetcher:
         for each in self._by_tier:
             each.reorder(*self._wants(each.tier))
 
+    def failed(self, key: int) -> None:
+        """The expert could not be read. Until the target changes it is not read for the target again: each try would be
+        another read of a whole record."""
+        for each in self._by_tier:
+            each.failed.add(key)
+
     def free_device_slots(self, slots: int) -> None:
         """Take back queued experts, the least urgent first, until ``slots`` are free on the device or none is left."""
         device = self._tiers.device
@@ -97,6 +103,9 @@ class _TierPrefetcher:
         self._evictor = evictor
         self._first_fill = first_fill
         self._queue_ahead = queue_ahead
+        self.failed: set[int] = set()
+        """Experts that could not be read since the target is what it is."""
+        self._target: Target | None = None
         self._refused: Wants = (None, None)
         self._satisfied: tuple[Wants, int] = (None, None), 0
 
@@ -104,6 +113,9 @@ class _TierPrefetcher:
         if wants == (None, None) or (wants == self._refused and not freed):
             return
         prefetch, target = wants
+        if target is not self._target:
+            self._target = target
+            self.failed.clear()
         if prefetch is not None and self.tier is Tier.DEVICE and self._tiers.filling:
             self._take_from_fill(prefetch)
         departures = self.ledger.departures + self._device.departures
@@ -150,10 +162,14 @@ class _TierPrefetcher:
             pass
 
     def _lacks_any(self, prefetch: Prefetch | None, target: Target | None) -> bool:
-        absent = self._absent()
-        return (prefetch is not None and bool((prefetch.priority[absent] > 0).any())) or (
-            target is not None and bool(target.wanted[absent].any())
+        return (prefetch is not None and bool((prefetch.priority[self._absent()] > 0).any())) or (
+            target is not None and bool(self._missing(target).any())
         )
+
+    def _missing(self, target: Target) -> Mask:
+        missing = np.asarray(target.wanted & self._absent())
+        missing[list(self.failed)] = False
+        return missing
 
     def _fetch_prefetch(self, prefetch: Prefetch) -> bool:
         """As ``_fetch``."""
@@ -163,7 +179,7 @@ class _TierPrefetcher:
         """As ``_fetch``."""
         if target.drop_others:
             self._evictor.evict(self.tier, np.flatnonzero(self.ledger.evictable() & ~target.wanted))
-        keys = np.flatnonzero(target.wanted & self._absent())
+        keys = np.flatnonzero(self._missing(target))
         return self._fetch(keys, Reason.TARGET, lambda: self._evictable_for(target), None)
 
     def _fetch(self, keys: Keys, reason: Reason, evictable_now: Callable[[], Mask], priority: Scores | None) -> bool:
