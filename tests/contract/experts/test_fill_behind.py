@@ -16,10 +16,9 @@ from greenroom.experts.pack.direct_io import ReadSettings
 from greenroom.experts.pack.layout import PAGE_BYTES
 from greenroom.policies.base.expert_policy import Prefetch, Target
 from greenroom.replay.simulation.simulated_hardware import LinkProfile, SimulatedHardware
-from greenroom.replay.simulation.timed_replay import ComputeProfile, TimedEngine, TimedReplay
 from tests.contract.experts.engines import EXPERTS, MANIFEST, POLICIES, SIZE, run_steps
+from tests.contract.experts.fill_beside_requests import assert_the_first_request_takes_no_longer
 from tests.unit.experts.fakes import DEADLINE_S, FakeStore, GatedReads
-from tests.unit.replay.traces import trace_of
 
 DEVICE = 8
 
@@ -240,27 +239,9 @@ def test_layers_of_any_policy_run_while_it_goes_on(policy: str, host_slots: int)
 
 @pytest.mark.parametrize("tokens", [1, 20])
 def test_the_first_request_takes_no_longer(tokens: int) -> None:
-    """By a simulated clock, on a disk whose records are read in parts: a layer waits for the part that moves, at most,
-    and what has been filled meanwhile is not waited for."""
-    trace = trace_of(tokens, layers=6, k=2, experts=8, seed=5)
-    read, record = PAGE_BYTES, 16 * PAGE_BYTES
-    setup = TimedReplay(
-        trace,
-        expert_bytes=record,
-        compute=ComputeProfile(layer_s=2e-3),
-        disk=LinkProfile(1e8),
-        reads=ReadSettings(read_bytes=read, threads=1, depth=1),
+    def is_over(engine: ExpertEngine, filled: bool) -> None:
+        assert engine.wait_filled(60.0)
+
+    assert_the_first_request_takes_no_longer(
+        tokens, POLICIES["lru"], 40, (), lambda engine: engine.fill(range(engine.catalogue.size)), is_over
     )
-    took, waited, fetched = [], [], 0
-    for fills in (False, True):
-        policy = POLICIES["lru"](setup.catalogue())
-        with TimedEngine(setup, policy, 40, ()) as engine:
-            if fills:
-                engine.experts.fill(range(policy.catalogue.size))
-            result = engine.run(trace.steps())
-            assert engine.experts.wait_filled(60.0)
-        took.append(result.seconds)
-        waited.append(result.stall_seconds)
-        fetched = max(fetched, result.on_demand_fetches)
-    assert took[1] <= took[0] + fetched * read / 1e8
-    assert tokens == 1 or waited[1] < 0.8 * waited[0]

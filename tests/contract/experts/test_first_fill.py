@@ -11,13 +11,11 @@ from greenroom.experts.bookkeeping.ledger import Ledger, State
 from greenroom.experts.copying.hardware import RealHardware
 from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
 from greenroom.experts.pack.direct_io import ReadSettings
-from greenroom.experts.pack.layout import PAGE_BYTES
 from greenroom.policies.registry import EXPERT_POLICIES, create_policy
 from greenroom.replay.simulation.simulated_hardware import LinkProfile
-from greenroom.replay.simulation.timed_replay import ComputeProfile, TimedEngine, TimedReplay
 from tests.contract.experts.engines import MANIFEST, SIZE
+from tests.contract.experts.fill_beside_requests import assert_the_first_request_takes_no_longer
 from tests.unit.experts.fakes import DEADLINE_S, FakeStore, GatedReads
-from tests.unit.replay.traces import trace_of
 
 DEVICE = 8
 
@@ -145,29 +143,16 @@ def test_nothing_is_filled_where_there_is_no_host_or_the_policy_has_no_order() -
 
 @pytest.mark.parametrize("tokens", [1, 20])
 def test_the_first_request_takes_no_longer(tokens: int) -> None:
-    """By a simulated clock, on a disk whose records are read in parts: what a layer waits for waits for the part that
-    moves, at most, and what has been filled meanwhile is not waited for."""
-    trace = trace_of(tokens, layers=6, k=2, experts=8, seed=5)
-    read, record = PAGE_BYTES, 16 * PAGE_BYTES
-    setup = TimedReplay(
-        trace,
-        expert_bytes=record,
-        compute=ComputeProfile(layer_s=2e-3),
-        disk=LinkProfile(1e8),
+    def is_filled(engine: ExpertEngine, filled: bool) -> None:
+        assert filled == (engine.counters.host_prefetches > 0)
+
+    assert_the_first_request_takes_no_longer(
+        tokens,
+        lambda catalogue: create_policy("moe-infinity", catalogue=catalogue),
+        12,
+        range(12),
+        lambda engine: engine.fill_host(range(engine.catalogue.size)),
+        is_filled,
         upload=LinkProfile(1e10),
-        reads=ReadSettings(read_bytes=read, threads=1, depth=1),
         host_slots=36,
     )
-    took, waited, fetched = [], [], 0
-    for fills in (False, True):
-        policy = create_policy("moe-infinity", catalogue=setup.catalogue())
-        with TimedEngine(setup, policy, 12, range(12)) as engine:
-            if fills:
-                engine._engine.fill_host(range(policy.catalogue.size))
-            result = engine.run(trace.steps())
-        took.append(result.seconds)
-        waited.append(result.stall_seconds)
-        fetched = result.on_demand_fetches
-        assert fills == (engine._engine.counters.host_prefetches > 0)
-    assert took[1] <= took[0] + fetched * read / 1e8
-    assert tokens == 1 or waited[1] < 0.8 * waited[0]

@@ -15,6 +15,9 @@ from greenroom.experts.pack.direct_io import HUGE_PAGE_BYTES
 
 MOST_THREADS: Final = 4
 
+_CLOSE_S: Final = 10.0
+"""Taking a huge page takes milliseconds."""
+
 _POPULATE_WRITE: Final = 23
 """MADV_POPULATE_WRITE of Linux 5.14 and later. It changes no byte, so a read may fill the same page meanwhile."""
 
@@ -46,10 +49,11 @@ class FreshPages:
         return not any(thread.is_alive() for thread in self._threads)
 
     def close(self) -> None:
-        """Stop after the pages that are being taken. Before the region is freed."""
+        """Stop after the pages that are being taken. Before the region is let go. A thread that the kernel keeps longer
+        holds the region by itself."""
         with self._lock:
             self._next = self._end
-        self.wait()
+        self.wait(_CLOSE_S)
 
     def _run(self) -> None:
         while True:
