@@ -19,6 +19,7 @@ from greenroom.experts.copying.mover import Job, Mover
 from greenroom.experts.engine import ExpertEngine
 from greenroom.llm import LLM
 from greenroom.policies.base.expert_policy import ExpertPolicy, Target
+from greenroom.policies.registry import create_policy
 from greenroom.worker.model import model_runtime
 from greenroom.worker.model.config import WorkerConfig
 from greenroom.worker.model.metrics import WorkerCollector
@@ -130,7 +131,7 @@ def test_where_all_experts_fit_a_policy_that_drops_what_it_does_not_want_is_aske
 ) -> None:
     """Else the first request would have it drop them, one that comes later would not."""
     monkeypatch.setattr(model_runtime, "_STALLED_FILL_S", 0.05)
-    made = model_runtime.create_policy
+    made = create_policy
 
     def dropping(*arguments: Any, **more: Any) -> ExpertPolicy:
         policy = made(*arguments, **more)

@@ -41,7 +41,7 @@ def test_closing_ends_it_early(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading.Thread, "start", lambda self: None)
     region = page_aligned(NBYTES)
     pages = FreshPages(region, 1)
-    monkeypatch.setattr(pages, "wait", lambda: True)
+    monkeypatch.setattr(pages, "wait", lambda timeout_s: timeout_s is not None)
     pages.close()
     pages._run()
     assert there(region) == 0
