@@ -5,6 +5,7 @@ what takes longest begins where it hinders least; and what tests start ends with
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -23,6 +24,8 @@ BEGINS = {"integration/pipeline/test_chaos.py": "contract", "integration/pipelin
 """The two files that take minutes, each a whole cluster under load, and the folder that each goes first in. Tests of
 those folders compute in one process: beside them a cluster gets on, while two clusters at once keep each other waiting.
 """
+
+KERNELS = "tests/unit/kernels/"
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -51,3 +54,20 @@ def place(path: Path) -> tuple[str, bool]:
     within = path.relative_to(TESTS)
     folder = BEGINS.get(within.as_posix())
     return (within.parts[0], True) if folder is None else (folder, False)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Says on which instruction sets the compiled products were tested: others' tests can not run on this machine."""
+    ran = (
+        report.nodeid for reports in terminalreporter.stats.values() for report in reports if hasattr(report, "when")
+    )
+    if not any(node.startswith(KERNELS) for node in ran):
+        return
+    from greenroom.moe.kernels.native.library import NativeUnavailable
+    from greenroom.moe.kernels.native.rows import native_rows
+
+    try:
+        found = ", ".join(native_rows().instruction_sets)
+    except NativeUnavailable as error:
+        found = f"none ({error})"
+    terminalreporter.write_line(f"instruction sets that the compiled products were tested on: {found}")

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from greenroom.core.errors import BudgetTooSmall
 from greenroom.core.units import format_bytes
 from greenroom.experts.bookkeeping.counters import Counters
-from greenroom.experts.bookkeeping.ledger import Ledger, LedgerError, State
+from greenroom.experts.bookkeeping.ledger import Ledger, LedgerError
 from greenroom.experts.bookkeeping.prefetch_use import PrefetchUse
 from greenroom.experts.bookkeeping.resident_tables import ResidentTable, ResidentTables
 from greenroom.experts.bookkeeping.tiers import Tiers
@@ -453,7 +453,7 @@ class ExpertEngine:
 
         ``progress`` is told how many have landed, each time some have. Raises TransferFailed.
         """
-        wanted = [key for key in dict.fromkeys(keys) if self.device.state[key] == State.ABSENT][: self.device.free]
+        wanted = [key for key in dict.fromkeys(keys) if self.device.absent[key]][: self.device.free]
         self._on_demand.forget_failures()
         missing: set[int] = set()
         for key in wanted:

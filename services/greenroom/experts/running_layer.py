@@ -10,7 +10,6 @@ from typing import NamedTuple
 import numpy as np
 
 from greenroom.experts.bookkeeping.counters import Counters
-from greenroom.experts.bookkeeping.ledger import State
 from greenroom.experts.bookkeeping.tiers import Tiers
 from greenroom.experts.deciding.on_demand import OnDemandFetcher
 from greenroom.experts.deciding.predictions import Predictions
@@ -137,7 +136,8 @@ class RunningLayer(AbstractContextManager[Arriving]):
             if not ready:
                 context.on_demand.wait_for(todo)
                 context.predictions.poll()
-                short_of_slots = self._begin(list(todo))
+                if short_of_slots or self._passing is not None:  # else all of them are on their way, and pinned
+                    short_of_slots = self._begin(list(todo))
                 continue
             run: list[int] = []
             for key, weights in zip(ready, context.tiers.weights(ready, layer), strict=True):
@@ -169,7 +169,7 @@ class RunningLayer(AbstractContextManager[Arriving]):
         on_demand = self._context.on_demand
         if self._passing is None:
             return on_demand.begin(todo, self._routing.experts)
-        absent = self._context.tiers.device.state[todo] == State.ABSENT
+        absent = self._context.tiers.device.absent[todo]
         held = sum(key in self._passing for key, gone in zip(todo, absent.tolist(), strict=True) if not gone)
         most = self._context.stream_slots - held
         if self._held is not None and todo and todo[0] == self._held.turn and absent[0]:

@@ -43,5 +43,8 @@ class TroubledStore:
             raise OSError(5, "injected")
         self._pack.read_part(layer, expert, start, buffer)
 
+    def is_checked(self, layer: int, expert: int) -> bool:
+        return self._pack.is_checked(layer, expert)
+
     def check(self, layer: int, expert: int, record: memoryview) -> None:
         self._pack.check(layer, expert, record)

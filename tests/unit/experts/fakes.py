@@ -45,6 +45,10 @@ class FakeStore:
                 self.reads[layer, expert] += 1
         np.frombuffer(buffer, dtype=np.float32)[:] = 100 * layer + expert
 
+    def is_checked(self, layer: int, expert: int) -> bool:
+        with self._lock:
+            return self.checked[layer, expert] > 0
+
     def check(self, layer: int, expert: int, record: memoryview) -> None:
         if not (np.frombuffer(record, dtype=np.float32) == 100 * layer + expert).all():
             raise PackError(f"expert {expert} of layer {layer} is not whole")

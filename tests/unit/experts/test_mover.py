@@ -33,6 +33,7 @@ class Carrying:
         self.most_at_once = 0
         self.most_jobs = 0
         self.closed = False
+        self.at_once = False
         self._changed = threading.Condition()
         self._permits = 0
         self._open = False
@@ -53,6 +54,9 @@ class Carrying:
             if job.expert in self.fail and part == 1:
                 raise OSError(5, "broken")
             return 10
+
+    def ends_at_once(self, job: Job) -> bool:
+        return self.at_once
 
     def finish(self, job: Job) -> None:
         self.finished.append(job.expert)
@@ -313,6 +317,20 @@ def test_the_check_of_one_job_does_not_keep_the_next_from_the_link() -> None:
         carrier.checked.set()
         assert [job.expert for job in ended(outbox, 1)] == [0]
     assert carrier.most_at_once == 1
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_where_a_job_ends_at_once_the_thread_that_moved_it_moves_the_next_ones(threads: int) -> None:
+    carrier = Carrying(threads=threads, depth=threads)
+    carrier.at_once = True
+    carrier.let_all()
+    with moving(carrier) as (mover, outbox):
+        for expert in range(50):
+            mover.put(job(expert))
+        assert sorted(one.expert for one in ended(outbox, 50)) == list(range(50))
+        mover.put(job(50))  # when all are idle
+        assert [one.expert for one in ended(outbox, 1)] == [50]
+    assert carrier.most_at_once <= threads
 
 
 def test_what_a_whole_job_lacks_is_an_error_of_the_job() -> None:

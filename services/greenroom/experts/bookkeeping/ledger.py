@@ -26,7 +26,7 @@ class State(IntEnum):
 
 
 # Used a few times for every transfer. In Python 3.11 access to an enumeration's members is slow.
-_ABSENT, _LOADING, _RESIDENT = map(int, State)
+ABSENT, LOADING, RESIDENT = map(int, State)
 
 
 class LedgerError(GreenroomError):
@@ -52,7 +52,10 @@ class Ledger:
         self.state: NDArray[np.uint8] = np.zeros(experts, dtype=np.uint8)
         self.slot_of: NDArray[np.int64] = np.full(experts, NO_SLOT, dtype=np.int64)
         self.resident: NDArray[np.bool_] = np.zeros(experts, dtype=np.bool_)
-        self._pins: NDArray[np.int64] = np.zeros(experts, dtype=np.int64)
+        self.absent: NDArray[np.bool_] = np.ones(experts, dtype=np.bool_)
+        """``[experts]``: neither resident nor loading. Not to be written to, as the arrays above."""
+        self._pins = [0] * experts  # by expert; a layer picks few, so plain numbers are sooner counted than arrays
+        self._unpinned: NDArray[np.bool_] = np.ones(experts, dtype=np.bool_)
         self._free = list(range(slots - 1, -1, -1))
 
     @property
@@ -67,38 +70,38 @@ class Ledger:
 
     def evictable(self) -> NDArray[np.bool_]:
         """``[experts]``: resident and not pinned."""
-        unpinned: NDArray[np.bool_] = self._pins == 0
-        return self.resident & unpinned
+        return self.resident & self._unpinned
 
     def reserve(self, expert: int) -> int:
         """Give an absent expert a free slot, for its transfer to fill. Returns the slot."""
-        if self.state[expert] != _ABSENT:
+        if self.state[expert] != ABSENT:
             raise LedgerError(f"expert {expert} is {State(self.state[expert]).name.lower()} already")
         if not self._free:
             raise LedgerError(f"no free slot for expert {expert}")
         slot = self._free.pop()
-        self.state[expert] = _LOADING
+        self.state[expert] = LOADING
+        self.absent[expert] = False
         self.slot_of[expert] = slot
         return slot
 
     def arrived(self, expert: int) -> None:
         """Its transfer filled the slot."""
-        if self.state[expert] != _LOADING:
+        if self.state[expert] != LOADING:
             raise LedgerError(f"expert {expert} was not on its way")
-        self.state[expert] = _RESIDENT
+        self.state[expert] = RESIDENT
         self.resident[expert] = True
         self.residents += 1
         self.changed.add(expert)
 
     def abandon(self, expert: int) -> None:
         """Its transfer failed or was withdrawn: its slot is free again."""
-        if self.state[expert] != _LOADING:
+        if self.state[expert] != LOADING:
             raise LedgerError(f"expert {expert} was not on its way")
         self._release(expert)
 
     def evict(self, expert: int) -> None:
         """Free the slot of a resident expert."""
-        if self.state[expert] != _RESIDENT:
+        if self.state[expert] != RESIDENT:
             raise LedgerError(f"expert {expert} is {State(self.state[expert]).name.lower()}, not resident")
         if self._pins[expert]:
             raise LedgerError(f"expert {expert} is pinned")
@@ -109,35 +112,47 @@ class Ledger:
 
     def pin(self, experts: Keys) -> None:
         """Keep distinct experts from being evicted, present or not, until each is unpinned as often."""
-        self._pins[experts] += 1
+        pins = self._pins
+        for expert in experts.tolist():
+            pins[expert] += 1
+        self._unpinned[experts] = False
 
     def unpin(self, experts: Keys) -> None:
         """Undo one ``pin`` of distinct experts."""
-        if (self._pins[experts] < 1).any():
+        pins, keys = self._pins, experts.tolist()
+        if not all(pins[expert] for expert in keys):
             raise LedgerError("unpinned what was not pinned")
-        self._pins[experts] -= 1
+        for expert in keys:
+            pins[expert] -= 1
+            if not pins[expert]:
+                self._unpinned[expert] = True
 
     @property
     def pinned(self) -> int:
         """Experts with at least one pin."""
-        return int(np.count_nonzero(self._pins))
+        return sum(map(bool, self._pins))
 
     def audit(self) -> None:
         """Raises LedgerError where an invariant does not hold."""
         held = np.flatnonzero(self.slot_of != NO_SLOT)
-        occupied = np.flatnonzero(self.state != _ABSENT)
+        occupied = np.flatnonzero(self.state != ABSENT)
+        if not np.array_equal(occupied, np.flatnonzero(~self.absent)):
+            raise LedgerError("the absent set and the states disagree")
         slots = np.sort(np.concatenate([self.slot_of[held], np.array(self._free, dtype=np.int64)]))
         if not np.array_equal(held, occupied):
             raise LedgerError("slots and states disagree")
         if not np.array_equal(slots, np.arange(self.slots)):
             raise LedgerError("a slot is lost, or held twice")
-        if not np.array_equal(self.resident, self.state == _RESIDENT) or self.residents != self.resident.sum():
+        if not np.array_equal(self.resident, self.state == RESIDENT) or self.residents != self.resident.sum():
             raise LedgerError("the resident set and the states disagree")
-        if (self._pins < 0).any():
+        if min(self._pins, default=0) < 0:
             raise LedgerError("a negative pin")
+        if [not count for count in self._pins] != self._unpinned.tolist():
+            raise LedgerError("the pins and their mask disagree")
 
     def _release(self, expert: int) -> None:
         self.departures += 1
         self._free.append(int(self.slot_of[expert]))
         self.slot_of[expert] = NO_SLOT
-        self.state[expert] = _ABSENT
+        self.state[expert] = ABSENT
+        self.absent[expert] = True

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from greenroom.experts.bookkeeping.ledger import NO_SLOT, Ledger, LedgerError, State
+from greenroom.experts.bookkeeping.ledger import LOADING, NO_SLOT, RESIDENT, Ledger, LedgerError
 from greenroom.experts.copying.arena import Arena, DeviceArena, Slots
 from greenroom.experts.copying.device_errors import raise_if_fatal
 from greenroom.experts.copying.hardware import Hardware
@@ -176,7 +176,7 @@ class Tiers:
             job.bound, job.reason, job.priority = Tier.DEVICE, reason, priority
             if queued:
                 self._disk.put(job)
-        elif host.state[key] == State.RESIDENT:
+        elif host.state[key] == RESIDENT:
             self._start_upload(Job(key, Tier.HOST, Tier.DEVICE, -1, slot, reason, priority))
         else:
             job = Job(key, Tier.DISK, Tier.HOST, -1, -1, reason, priority)
@@ -308,7 +308,7 @@ class Tiers:
 
     @staticmethod
     def _audit_loading(ledger: Ledger, moving: set[int]) -> None:
-        if set(np.flatnonzero(ledger.state == State.LOADING).tolist()) != moving:
+        if set(np.flatnonzero(ledger.state == LOADING).tolist()) != moving:
             raise LedgerError("the loading experts and those on their way disagree")
 
     @staticmethod

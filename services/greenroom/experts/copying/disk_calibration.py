@@ -268,6 +268,9 @@ class _Landing(DiskReads):
 
     landed: Callable[[], object]
 
+    def ends_at_once(self, job: Job) -> bool:
+        return True  # as the records of a pack that is in use
+
     def finish(self, job: Job) -> None:
         self.landed()
 

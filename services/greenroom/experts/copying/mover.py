@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from typing import NamedTuple, Protocol
 
 from greenroom.core.errors import ModelBroken
@@ -74,29 +75,26 @@ class Landing(NamedTuple):
 
 
 class Outbox:
-    """Messages from all movers to the engine's thread.
+    """Messages from all movers to the engine's thread, the only one that collects them.
 
     ``on_posted``: called on a mover's thread after each, for an owner that waits for other things too.
     """
 
     def __init__(self) -> None:
         self.on_posted: Callable[[], object] | None = None
-        self._condition = threading.Condition(threading.Lock())
-        self._posted: list[Job | Landing] = []
+        self._posted: SimpleQueue[Job | Landing | None] = SimpleQueue()  # None only wakes; bounded by the jobs
+        self._first: Job | Landing | None = None  # of the next ``collect``: what ``wait`` has taken out
         self._defect: BaseException | None = None
 
     def post(self, message: Job | Landing) -> None:
-        with self._condition:
-            self._posted.append(message)
-            self._condition.notify()
+        self._posted.put(message)
         if self.on_posted is not None:
             self.on_posted()
 
     def fail(self, defect: BaseException) -> None:
         """A mover has died of a defect: the next ``collect`` raises."""
-        with self._condition:
-            self._defect = defect
-            self._condition.notify()
+        self._defect = defect
+        self._posted.put(None)
         if self.on_posted is not None:
             self.on_posted()
 
@@ -104,16 +102,23 @@ class Outbox:
         """The messages since the last call, in order. Does not wait. Raises ModelBroken if a mover has died."""
         if self._defect is not None:
             raise ModelBroken("a mover has died") from self._defect
-        if not self._posted:
-            return []
-        with self._condition:
-            posted, self._posted = self._posted, []
+        posted: list[Job | Landing] = [] if self._first is None else [self._first]
+        self._first = None
+        while not self._posted.empty():
+            message = self._posted.get_nowait()
+            if message is not None:
+                posted.append(message)
         return posted
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for a message. False: the time ran out."""
-        with self._condition:
-            return self._condition.wait_for(lambda: bool(self._posted) or self._defect is not None, timeout_s)
+        if self._first is not None or self._defect is not None:
+            return True
+        try:
+            self._first = self._posted.get(timeout=max(0.0, timeout_s))
+        except Empty:
+            return False
+        return True
 
 
 class Carrier(Protocol):
@@ -136,6 +141,10 @@ class Carrier(Protocol):
 
     def move(self, job: Job, part: int) -> int:
         """Move one part. Returns its bytes, and raises if it can not be moved."""
+        ...
+
+    def ends_at_once(self, job: Job) -> bool:
+        """Whether ``finish`` has next to nothing to do. Must not wait."""
         ...
 
     def finish(self, job: Job) -> None:
@@ -231,7 +240,7 @@ class Mover:
                 self._fill[job.expert] = job
             else:
                 self._prefetches[job.expert] = job
-            self._changed.notify()
+            self._wake_one()
 
     def promote(self, expert: int) -> bool:
         """Make a queued job on-demand, because a layer waits for it. False: it has begun or ended."""
@@ -240,7 +249,7 @@ class Mover:
             if job is None:
                 return False
             self._on_demand.append(job)
-            self._changed.notify()
+            self._wake_one()
             return True
 
     def reprioritise(self, expert: int, priority: float) -> None:
@@ -281,7 +290,7 @@ class Mover:
 
     def _start(self) -> list[threading.Thread]:
         """One thread more than parts move at once. So the work after a job's last part, such as its checksum, does not
-        delay the next part. A simulated link has no threads.
+        delay the next part. Where there is none, the same thread goes on. A simulated link has no threads.
         """
         threads = [
             threading.Thread(target=self._run, name=f"mover {self.name} {n}", daemon=True)
@@ -329,9 +338,13 @@ class Mover:
             begun = self._begin(chosen) if isinstance(chosen, Job) else chosen
             begun.taken += 1
             begun.moving += 1
-            if self._idle and self._choose() is not None:
-                self._changed.notify()
+            self._wake_one()
             return begun, begun.taken - 1
+
+    def _wake_one(self) -> None:
+        """If one is idle and there is something for it. A thread that wakes takes the interpreter from the engine's."""
+        if self._idle and self._choose() is not None:
+            self._changed.notify()
 
     def _choose(self) -> Begun | Job | None:
         if sum(begun.moving for begun in self._begun) >= self._carrier.threads:
@@ -384,8 +397,8 @@ class Mover:
             if begun.moving or begun.taken < begun.parts:
                 return False
             self._begun.remove(begun)
-            if self._idle and self._choose() is not None:
-                self._changed.notify()
+            if not self._carrier.ends_at_once(begun.job):  # else this thread takes the next part as soon as another
+                self._wake_one()
             return True
 
     def _end(self, begun: Begun) -> None:

@@ -35,6 +35,10 @@ class Store(Protocol):
         """Fill the page-aligned ``buffer`` with the record's bytes from ``start``. Raises OSError."""
         ...
 
+    def is_checked(self, layer: int, expert: int) -> bool:
+        """Whether the record is known to be what was stored, so that checking it again takes no time."""
+        ...
+
     def check(self, layer: int, expert: int, record: memoryview) -> None:
         """Raises PackError if the whole ``record`` is not what was stored."""
         ...
@@ -99,6 +103,9 @@ class DiskReads(RecordReads):
         self._target(job).contents[job.target_slot] = NOTHING
         return super().begin(job)
 
+    def ends_at_once(self, job: Job) -> bool:
+        return self._store.is_checked(*self._place(job))
+
     def finish(self, job: Job) -> None:
         self._check(job)
         self._target(job).contents[job.target_slot] = job.expert
@@ -155,6 +162,9 @@ class StagedReads(DiskReads):
         self._taken[job.expert] = self._free.popleft()
         return super().begin(job)
 
+    def ends_at_once(self, job: Job) -> bool:
+        return False  # it waits for the copy
+
     def finish(self, job: Job) -> None:
         try:
             self._check(job)
@@ -188,6 +198,9 @@ def _hand_over(job: Job, record: torch.Tensor, device: DeviceArena, outbox: Outb
 
 class _Undivided(_NothingToDrop):
     """Jobs of one part, with nothing to do after it."""
+
+    def ends_at_once(self, job: Job) -> bool:
+        return True
 
     def finish(self, job: Job) -> None:
         pass

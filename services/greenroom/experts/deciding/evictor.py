@@ -30,7 +30,7 @@ class Evictor:
         evictable = self._device.evictable()
         others = evictable.copy()
         others[running] = False
-        if others.any():
+        if np.count_nonzero(others):
             evictable = others
         slots = min(slots, int(np.count_nonzero(evictable)))
         if slots:
@@ -51,7 +51,7 @@ class Evictor:
     def free_host_slot(self, incoming: int) -> bool:
         """Free one host slot for an expert bound for the device. False: none can be evicted."""
         evictable = self._ledgers[Tier.HOST].evictable()
-        return bool(evictable.any()) and self.free_one(Tier.HOST, incoming, Reason.ON_DEMAND, evictable)
+        return bool(np.count_nonzero(evictable)) and self.free_one(Tier.HOST, incoming, Reason.ON_DEMAND, evictable)
 
     def evict(self, tier: Tier, keys: Keys) -> None:
         ledger = self._ledgers[tier]

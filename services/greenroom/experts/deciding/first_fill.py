@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from greenroom.core.units import MIB, format_bytes
-from greenroom.experts.bookkeeping.ledger import State
 from greenroom.experts.bookkeeping.tiers import Tiers
 from greenroom.experts.copying.hardware import Hardware
 from greenroom.experts.deciding.evictor import Evictor
@@ -143,7 +142,7 @@ class FirstFill:
             if not ledger.free:
                 break
             key = keys.popleft()
-            if ledger.state[key] == State.ABSENT and not tiers.bound_for_host(key):
+            if ledger.absent[key] and not tiers.bound_for_host(key):
                 tiers.fetch(key, Reason.FILL)
         self._end_if_over()
 
@@ -151,7 +150,7 @@ class FirstFill:
         ledger, tiers, keys = self._tiers.ledger(Tier.HOST), self._tiers, self._host
         while keys and not (tiers.short_of_host_room or tiers.moving_to_host >= _QUEUED):
             key = keys.popleft()
-            if ledger.state[key] != State.ABSENT or tiers.device.state[key] != State.ABSENT:
+            if not (ledger.absent[key] and tiers.device.absent[key]):
                 continue
             if not ledger.free:
                 copies = ledger.evictable() & tiers.device.resident

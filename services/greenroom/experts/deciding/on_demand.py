@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from greenroom.core.errors import TransferFailed
 from greenroom.experts.bookkeeping.counters import Counters
-from greenroom.experts.bookkeeping.ledger import LedgerError, State
+from greenroom.experts.bookkeeping.ledger import ABSENT, LOADING, LedgerError
 from greenroom.experts.bookkeeping.tiers import Tiers
 from greenroom.experts.copying.hardware import Hardware
 from greenroom.experts.deciding.evictor import Evictor
@@ -15,8 +15,6 @@ from greenroom.experts.deciding.prefetcher import Prefetcher
 from greenroom.policies.base.array_types import Keys
 from greenroom.policies.base.events import Reason
 from greenroom.policies.base.expert_policy import ExpertPolicy
-
-_ABSENT, _LOADING = int(State.ABSENT), int(State.LOADING)
 
 
 class OnDemandFetcher:
@@ -54,9 +52,9 @@ class OnDemandFetcher:
         device = self._tiers.device
         absent = []
         for key, state in zip(keys, device.state[keys].tolist(), strict=True):
-            if state == _ABSENT:
+            if state == ABSENT:
                 absent.append(key)
-            elif state == _LOADING and self._tiers.queued_prefetch(key) is not None:
+            elif state == LOADING and self._tiers.queued_prefetch(key) is not None:
                 self._tiers.hurry(key)
         if not absent:
             return False

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from greenroom.experts.bookkeeping.ledger import State
+from greenroom.experts.bookkeeping.ledger import LOADING
 from greenroom.experts.bookkeeping.tiers import Tiers
 from greenroom.experts.deciding.evictor import Evictor
 from greenroom.experts.deciding.first_fill import FirstFill
@@ -135,14 +135,14 @@ class _TierPrefetcher:
 
     def reorder(self, prefetch: Prefetch | None, target: Target | None) -> None:
         unused = self.ledger.prefetches.unused
-        for key in np.flatnonzero((self.ledger.state == State.LOADING) & unused).tolist():
+        for key in np.flatnonzero((self.ledger.state == LOADING) & unused).tolist():
             job = self._tiers.queued_prefetch(key)
             if job is None or job.reason is Reason.FILL:
                 continue
             if job.reason is Reason.TARGET:
                 wanted = target is not None and bool(target.wanted[key])
             else:
-                wanted = prefetch is not None and bool(prefetch.priority[key] > 0)
+                wanted = prefetch is not None and bool(prefetch.wanted[key])
                 if prefetch is not None and wanted:
                     self._tiers.reprioritise(key, float(prefetch.priority[key]))
             if not wanted and self._tiers.withdraw(key):
@@ -153,22 +153,23 @@ class _TierPrefetcher:
         room = self._queue_ahead - self._tiers.waiting_prefetches
         if room <= 0:
             return
-        can_come = self._absent()
+        can_come = self._absent().copy()
         can_come[list(self._tiers.filling)] = True
-        wanted = np.flatnonzero(can_come & (prefetch.priority > 0))
+        wanted = np.flatnonzero(can_come & prefetch.wanted)
         soonest = wanted[np.argsort(-prefetch.priority[wanted], kind="stable")][:room]
         self._first_fill.give_way(soonest.tolist())
         while self.ledger.free < len(soonest) and self._first_fill.give_back():
             pass
 
     def _lacks_any(self, prefetch: Prefetch | None, target: Target | None) -> bool:
-        return (prefetch is not None and bool((prefetch.priority[self._absent()] > 0).any())) or (
-            target is not None and bool(self._missing(target).any())
+        return (prefetch is not None and bool(np.count_nonzero(prefetch.wanted & self._absent()))) or (
+            target is not None and bool(np.count_nonzero(self._missing(target)))
         )
 
     def _missing(self, target: Target) -> Mask:
         missing = np.asarray(target.wanted & self._absent())
-        missing[list(self.failed)] = False
+        if self.failed:
+            missing[list(self.failed)] = False
         return missing
 
     def _fetch_prefetch(self, prefetch: Prefetch) -> bool:
@@ -189,7 +190,7 @@ class _TierPrefetcher:
                 return True
             if not self.ledger.free and not (self.tier is Tier.DEVICE and self._first_fill.give_back()):
                 evictable = evictable_now()
-                if not evictable.any():
+                if not np.count_nonzero(evictable):
                     return True
                 if not self._evictor.free_one(self.tier, key, reason, evictable):
                     return False
@@ -201,8 +202,8 @@ class _TierPrefetcher:
         free = self.ledger.free
         absent = self._absent()
         if not free and prefetch.may_evict is not None:
-            absent &= prefetch.may_evict
-        wanted = np.flatnonzero(absent & (prefetch.priority > 0))
+            absent = absent & prefetch.may_evict
+        wanted = np.flatnonzero(absent & prefetch.wanted)
         wanted = wanted[np.argsort(-prefetch.priority[wanted], kind="stable")]
         if not free or prefetch.may_evict is None:
             return wanted
@@ -210,9 +211,8 @@ class _TierPrefetcher:
         return np.concatenate((wanted[:free], later[prefetch.may_evict[later]]))
 
     def _absent(self) -> Mask:
-        """``[experts]``: can be fetched."""
-        absent: Mask = self.ledger.state == State.ABSENT
-        return absent if self.tier is Tier.DEVICE else absent & (self._device.state == State.ABSENT)
+        """``[experts]``: can be fetched. Not to be written to."""
+        return self.ledger.absent if self.tier is Tier.DEVICE else self.ledger.absent & self._device.absent
 
     def _evictable_for(self, target: Target) -> Mask:
         """``[experts]``: may be evicted for a member of the target. A member itself may be only where the device holds
@@ -220,7 +220,7 @@ class _TierPrefetcher:
         """
         evictable = self.ledger.evictable()
         others = evictable & ~target.wanted
-        return others if self.tier is Tier.DEVICE or others.any() else evictable & self._device.resident
+        return others if self.tier is Tier.DEVICE or np.count_nonzero(others) else evictable & self._device.resident
 
     def _full(self, limit: int) -> bool:
         """Whether the queue has no room: ``limit`` experts wait for the device, or are on their way to the host."""

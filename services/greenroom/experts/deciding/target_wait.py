@@ -7,7 +7,7 @@ import logging
 import numpy as np
 
 from greenroom.core.errors import TransferFailed
-from greenroom.experts.bookkeeping.ledger import State
+from greenroom.experts.bookkeeping.ledger import LOADING, RESIDENT
 from greenroom.experts.bookkeeping.tiers import Tiers
 from greenroom.experts.copying.hardware import Hardware
 from greenroom.experts.deciding.on_demand import OnDemandFetcher
@@ -56,11 +56,11 @@ class TargetWait:
             if target is not self._target:
                 self._target, self._until = target, self._hardware.now() + self._timeout_s
                 self._on_demand.forget_failures()
-            missing = target.wanted[span] & (state != State.RESIDENT)
-            if not missing.any() or self._hardware.now() >= self._until:
+            missing = target.wanted[span] & (state != RESIDENT)
+            if not np.count_nonzero(missing) or self._hardware.now() >= self._until:
                 return
             self._prefetcher.pump()
-            if not (missing & (state == State.LOADING)).any() and self._tiers.moving < self._queue_ahead:
+            if not np.count_nonzero(missing & (state == LOADING)) and self._tiers.moving < self._queue_ahead:
                 return
             try:
                 self._on_demand.wait_for((np.flatnonzero(missing) + span.start).tolist())

@@ -263,6 +263,10 @@ class PackFile:
         """As ``read_part``, into page-aligned ``pieces`` of whole pages, one after the other."""
         self._file.read_into(int(self._geometry.offsets[self._geometry.number(layer, expert)]) + start, *pieces)
 
+    def is_checked(self, layer: int, expert: int) -> bool:
+        """Whether ``check`` has found the record to be what was stored."""
+        return bool(self._checked[self._geometry.number(layer, expert)])
+
     def check(self, layer: int, expert: int, record: memoryview) -> None:
         """Compare the whole record with its checksum, unless that was done before.
 

@@ -19,7 +19,7 @@ from greenroom.core.errors import InvalidConfig
 from greenroom.experts.pack.layout import ExpertWeights
 from greenroom.moe.kernels.device_copies import to_device
 from greenroom.moe.kernels.native.library import NativeUnavailable
-from greenroom.moe.kernels.native.rows import ANY_ROWS, ClampedGate, NativeRows, RowLimits, native_rows
+from greenroom.moe.kernels.native.rows import ANY_ROWS, ClampedGate, Lasting, NativeRows, RowLimits, native_rows
 
 Compute = Callable[[torch.Tensor, ExpertWeights], torch.Tensor]
 
@@ -143,8 +143,8 @@ class NativeSum(TorchSum):
         super().__init__(rows.contiguous(), scales, grouped, compute)
         self._native = native
         self._experts = native.experts if gate is None else partial(native.clamped_experts, gate)
-        self._numbers = grouped.tokens
-        self._factors = scales.float().numpy().T.reshape(-1)[grouped.order]
+        self._numbers = Lasting(grouped.tokens)
+        self._factors = Lasting(scales.float().numpy().T.reshape(-1)[grouped.order])
 
     def run(self, picked: Sequence[PickedExpert]) -> None:
         few: list[PickedExpert] = []
@@ -169,22 +169,22 @@ class NativeSum(TorchSum):
         if end - start > self._native.most_rows:
             super().add(start, end, contribution)
         else:
-            self._native.add_rows(self.output, self._numbers[start:end], contribution)
+            self._native.add_rows(self.output, self._numbers, contribution, start)
 
     def _call(self, picked: Sequence[PickedExpert], out: torch.Tensor, *, add: bool) -> None:
         """The rows of ``picked`` must be consecutive."""
         if not picked:
             return
         first = picked[0].start
-        starts = np.array([0, *(one.end - first for one in picked)])
         self._experts(
             [one.weights for one in picked],
-            starts,
+            [0, *(one.end - first for one in picked)],
             self._rows,
-            self._numbers[first:],
-            self._factors[first:],
+            self._numbers,
+            self._factors,
             out,
             add=add,
+            first=first,
         )
 
 

@@ -84,7 +84,7 @@ class LeanBlock:
             busy = self._native.all_experts(self._addresses, self._inner, picks, scales, rows, stream)
             source.layer_ran(layer, busy)
         else:
-            stream += self._block.experts(rows, picks, scales)
+            stream += self._block.experts.forward(rows, picks, scales)
 
 
 def _fits(allowed: NDArray[np.bool_], rows: int, experts: int) -> bool:

@@ -48,7 +48,7 @@ What only services ask is in ``service_interface``.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from greenroom.policies.base.array_types import Keys, Mask, Scores
@@ -84,6 +84,11 @@ class Prefetch:
     priority: Scores
     may_evict: Mask | None = None
     tier: Tier = Tier.DEVICE
+    wanted: Mask = field(init=False)
+    """``[N]``: whose priority is above 0. It is asked for several times a layer."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "wanted", self.priority > 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

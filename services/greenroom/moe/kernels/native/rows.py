@@ -78,6 +78,10 @@ class Lasting:
         self.at: int = self.array.ctypes.data
 
 
+def _at(values: NDArray[Any] | Lasting) -> int:
+    return values.at if type(values) is Lasting else np.asarray(values).ctypes.data
+
+
 class RowLimits(NamedTuple):
     """Up to how many rows the compiled kernels are used: in one product, in a step of single rows (by the lean
     decoder), and in any other step. With more rows torch is used, and the model's own modules.
@@ -242,46 +246,52 @@ class NativeRows:
     def experts(
         self,
         weights: Sequence[tuple[torch.Tensor, ...]],
-        starts: NDArray[np.int64],
+        starts: Sequence[int] | NDArray[np.int64],
         rows: torch.Tensor,
-        tokens: NDArray[np.int64],
-        scales: NDArray[np.float32],
+        tokens: NDArray[np.int64] | Lasting,
+        scales: NDArray[np.float32] | Lasting,
         out: torch.Tensor,
         *,
         add: bool,
+        first: int = 0,
     ) -> None:
         """``down · (silu(gate · row) * (up · row)) * scale`` by each of the experts over rows of ``rows[T, H]``.
 
         ``weights``: for each expert ``up[2 I, H]``, the gate first, and ``down[H, I]``. Expert e computes the rows
-        ``tokens[starts[e] : starts[e + 1]]``, with the ``scales`` at the same indices. Intermediate results are rounded
-        to bf16 as in transformers' eager experts. With ``add`` the results are added to the same rows of ``out[T, H]``
-        in the order of the experts, else written to the rows ``[starts[e], starts[e + 1])`` of ``out``.
+        ``tokens[first + starts[e] : first + starts[e + 1]]``, with the ``scales`` at the same indices. Intermediate
+        results are rounded to bf16 as in transformers' eager experts. With ``add`` the results are added to the same
+        rows of ``out[T, H]`` in the order of the experts, else written to the rows ``[starts[e], starts[e + 1])`` of
+        ``out``.
         """
         hidden, inner = weights[0][1].shape
-        addresses = array("q", [tensor.data_ptr() for pair in weights for tensor in pair])
+        addresses, begins = array("q", [tensor.data_ptr() for pair in weights for tensor in pair]), array("q", starts)
         self._experts(
-            *(addresses.buffer_info()[0], starts.ctypes.data, len(weights), hidden, inner, rows.data_ptr()),
-            *(tokens.ctypes.data, scales.ctypes.data, out.data_ptr(), add, self._threads(3 * hidden * inner)),
+            *(addresses.buffer_info()[0], begins.buffer_info()[0], len(weights), hidden, inner, rows.data_ptr()),
+            *(_at(tokens) + 8 * first, _at(scales) + 4 * first, out.data_ptr(), add),
+            self._threads(3 * hidden * inner),
         )
 
-    def add_rows(self, out: torch.Tensor, tokens: NDArray[np.int64], rows: torch.Tensor) -> None:
-        """``out[tokens[r]] += rows[r]`` of ``rows[R, H]``, as ``index_add_`` where no token comes twice.
+    def add_rows(
+        self, out: torch.Tensor, tokens: NDArray[np.int64] | Lasting, rows: torch.Tensor, first: int = 0
+    ) -> None:
+        """``out[tokens[first + r]] += rows[r]`` of ``rows[R, H]``, as ``index_add_`` where no token comes twice.
 
         On the calling thread: torch wakes its threads even for one row, and waits for them.
         """
-        self._add_rows(out.data_ptr(), tokens.ctypes.data, rows.data_ptr(), *rows.shape)
+        self._add_rows(out.data_ptr(), _at(tokens) + 8 * first, rows.data_ptr(), *rows.shape)
 
     def clamped_experts(
         self,
         gate: ClampedGate,
         weights: Sequence[tuple[torch.Tensor, ...]],
-        starts: NDArray[np.int64],
+        starts: Sequence[int] | NDArray[np.int64],
         rows: torch.Tensor,
-        tokens: NDArray[np.int64],
-        scales: NDArray[np.float32],
+        tokens: NDArray[np.int64] | Lasting,
+        scales: NDArray[np.float32] | Lasting,
         out: torch.Tensor,
         *,
         add: bool,
+        first: int = 0,
     ) -> None:
         """As ``experts``, of experts as gpt-oss has them.
 
@@ -290,9 +300,10 @@ class NativeRows:
         """
         inner, hidden = weights[0][2].shape
         addresses = array("q", [tensor.data_ptr() for expert in weights for tensor in expert])
+        begins = array("q", starts)
         self._clamped_experts(
-            *(addresses.buffer_info()[0], starts.ctypes.data, len(weights), hidden, inner, rows.data_ptr()),
-            *(tokens.ctypes.data, scales.ctypes.data, out.data_ptr(), add),
+            *(addresses.buffer_info()[0], begins.buffer_info()[0], len(weights), hidden, inner, rows.data_ptr()),
+            *(_at(tokens) + 8 * first, _at(scales) + 4 * first, out.data_ptr(), add),
             *(gate.alpha, _as_bf16(gate.limit), self._threads(3 * hidden * inner)),
         )
 
