@@ -32,7 +32,6 @@ AHEAD = 1.1
 SETTLED = 0.95
 """Of the requests that are placed, those that workers have by then."""
 GIVE_UP_S = 240.0
-TRIES = 10
 
 Answer = tuple[list[str], str]
 """The path of experts, and the last one's label."""
@@ -106,15 +105,15 @@ class Clients:
     async def _call(self, number: int) -> None:
         """Under a key, so that one that may or may not have been taken, as a log at its limit says, is sent again."""
         key = {"Idempotency-Key": uuid.uuid4().hex}
-        for _ in range(TRIES):
-            async with self._http.post(self._url, json=self._bodies[number], headers=key) as response:
-                if response.status == 200:
-                    self.answers.append((number, _answer(await response.json())))
-                    return
-                assert response.status == 503, await response.text()
-                pause_s = float(response.headers.get("Retry-After", 1))
-            await asyncio.sleep(pause_s)
-        raise AssertionError(f"no answer after {TRIES} times")
+        async with asyncio.timeout(GIVE_UP_S):
+            while True:
+                async with self._http.post(self._url, json=self._bodies[number], headers=key) as response:
+                    if response.status == 200:
+                        self.answers.append((number, _answer(await response.json())))
+                        return
+                    assert response.status == 503, await response.text()
+                    pause_s = float(response.headers.get("Retry-After", 1))
+                await asyncio.sleep(pause_s)
 
     @property
     def open(self) -> int:

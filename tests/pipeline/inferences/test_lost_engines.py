@@ -8,7 +8,7 @@ import json
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
@@ -44,15 +44,17 @@ class Held:
 
     inner: Computer
     let: threading.Event
+    begun: threading.Event = field(default_factory=threading.Event)
 
     def compute(self, expert: int, inputs: Sequence[Input], weights: ExpertWeights) -> list[Computed]:
+        self.begun.set()
         assert self.let.wait(DEADLINE_S)
         return self.inner.compute(expert, inputs, weights)
 
 
 @contextmanager
-def held_engine(board: Board, name: str) -> Iterator[tuple[CollaborationRuntime, CollaborationEngine, threading.Event]]:
-    """A real engine that computes nothing before the event is set."""
+def held_engine(board: Board, name: str) -> Iterator[tuple[CollaborationRuntime, CollaborationEngine, list[Held]]]:
+    """A real engine whose computers compute nothing before they are let."""
     config = ServingConfig(
         file=board.file,
         cache_dir=board.cache,
@@ -63,10 +65,12 @@ def held_engine(board: Board, name: str) -> Iterator[tuple[CollaborationRuntime,
     )
     let = threading.Event()
     with CollaborationRuntime(config) as runtime:
+        computers = []
         for executor in runtime.engine._executors.values():
-            executor._computer = Held(executor._computer, let)
+            computers.append(Held(executor._computer, let))
+            executor._computer = computers[-1]
         try:
-            yield runtime, CollaborationEngine(runtime), let
+            yield runtime, CollaborationEngine(runtime), computers
         finally:
             let.set()
 
@@ -76,6 +80,12 @@ def asked(samples: Sequence[Sample]) -> dict[str, Any]:
     values = [sample.component for sample in samples]
     made["inputs"].append({"name": "component", "shape": [len(values)], "datatype": "BYTES", "data": values})
     return made
+
+
+async def in_a_batch(engine: CollaborationEngine, computers: Sequence[Held]) -> frozenset[str]:
+    """What it executes, once each of its executors has begun."""
+    await until(lambda: all(one.begun.is_set() for one in computers), "every executor is in a batch")
+    return frozenset(engine.executing())
 
 
 @pytest.mark.parametrize("name", ["pull", pytest.param("coserve", marks=pytest.mark.full)])
@@ -98,20 +108,21 @@ async def test_three_kills_of_a_real_engine_over_two_thousand_that_wait(
     with ExitStack() as engines:
 
         async def begin(number: int) -> Any:
-            runtime, engine, let = await asyncio.to_thread(engines.enter_context, held_engine(board, name))
-            return engine, let, await cluster.worker(f"w{number}", engine, card_of(runtime))
+            runtime, engine, computers = await asyncio.to_thread(engines.enter_context, held_engine(board, name))
+            return engine, computers, await cluster.worker(f"w{number}", engine, card_of(runtime))
 
-        engine, let, worker = await begin(0)
+        engine, computers, worker = await begin(0)
         await until(lambda: cluster.gateway.unready is None)
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(DEADLINE_S)) as http:
             calls = [asyncio.create_task(ask(http, some)) for some in batches]
             for kill in range(KILLS):
                 await queued(engine, 2 * EXECUTORS * MOST)
-                executed.append(frozenset(engine.executing()))
+                executed.append(await in_a_batch(engine, computers))
                 await killed(cluster, worker, executed[-1])
-                engine, let, worker = await begin(kill + 1)
+                engine, computers, worker = await begin(kill + 1)
             await queued(engine, 2 * EXECUTORS * MOST)
-            let.set()
+            for one in computers:
+                one.let.set()
             replies = await asyncio.gather(*calls)
         for some, reply in zip(batches, replies, strict=True):
             outputs = outputs_of(reply)

@@ -193,7 +193,8 @@ class Mover:
         self._carrier = carrier
         self._outbox = outbox
         self._changed = threading.Condition(threading.Lock())
-        self._idle = 0
+        self._idle = 0  # threads that wait and were not woken
+        self._woken = 0  # threads that were woken and have not looked yet
         self._on_demand: deque[Job] = deque()
         self._prefetches: dict[int, Job] = {}
         self._fill: dict[int, Job] = {}  # kept apart: it may be long, and needs no search
@@ -276,6 +277,8 @@ class Mover:
             self._on_demand.clear()
             self._prefetches.clear()
             self._fill.clear()
+            self._woken += self._idle
+            self._idle = 0
             self._changed.notify_all()
         for thread in self._threads:
             thread.join(JOIN_TIMEOUT_S)
@@ -332,7 +335,7 @@ class Mover:
             while (chosen := self._choose()) is None and not self._closed:
                 self._idle += 1
                 self._changed.wait()
-                self._idle -= 1
+                self._woken -= 1  # whoever woke it has counted so
             if self._closed or chosen is None:
                 return None
             begun = self._begin(chosen) if isinstance(chosen, Job) else chosen
@@ -342,12 +345,18 @@ class Mover:
             return begun, begun.taken - 1
 
     def _wake_one(self) -> None:
-        """If one is idle and there is something for it. A thread that wakes takes the interpreter from the engine's."""
-        if self._idle and self._choose() is not None:
+        """If one is idle and there is something for it beside those that were woken before.
+
+        To wake a thread takes some ten microseconds on a virtual machine, and more of the interpreter, which it shares
+        with the engine's thread. One that was woken wakes the next if there is more than it takes itself.
+        """
+        if self._idle and self._moving_parts() + self._woken < self._carrier.threads and self._choose() is not None:
+            self._idle -= 1
+            self._woken += 1
             self._changed.notify()
 
     def _choose(self) -> Begun | Job | None:
-        if sum(begun.moving for begun in self._begun) >= self._carrier.threads:
+        if self._moving_parts() >= self._carrier.threads:
             return None
         rest = [begun for begun in self._begun if begun.taken < begun.parts]
         for begun in rest:
@@ -363,6 +372,9 @@ class Mover:
             if not_overtaken < self._carrier.depth:
                 return waiting
         return begun_first
+
+    def _moving_parts(self) -> int:
+        return sum(begun.moving for begun in self._begun)
 
     def _first_waiting(self) -> Job | None:
         """Of those that no layer waits for; of equals the first that was queued."""
