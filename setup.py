@@ -13,7 +13,8 @@ setup(
             "greenroom.moe.kernels.native._rows",
             [f"{NATIVE}/rows.cpp"],
             depends=[
-                f"{NATIVE}/{name}.inc" for name in ("rows_kernel", "pair_products", "float_products", "column_products")
+                f"{NATIVE}/{name}.inc"
+                for name in ("rows_kernel", "pair_products", "matrix_products", "float_products", "column_products")
             ],
             language="c++",
             # GCC warns of its own headers: intrinsics that leave a vector undefined.

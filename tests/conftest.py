@@ -26,6 +26,7 @@ those folders compute in one process: beside them a cluster gets on, while two c
 """
 
 KERNELS = "tests/unit/kernels/"
+ON_ARM = f"{KERNELS}test_on_arm.py::test_the_products_pass_their_tests["
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -70,4 +71,11 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         found = ", ".join(native_rows().instruction_sets)
     except NativeUnavailable as error:
         found = f"none ({error})"
+    emulated = [
+        report.nodeid.removeprefix(ON_ARM).rstrip("]")
+        for report in terminalreporter.stats.get("passed", ())
+        if report.nodeid.startswith(ON_ARM)
+    ]
+    if emulated:
+        found += f"; under qemu: {', '.join(emulated)}"
     terminalreporter.write_line(f"instruction sets that the compiled products were tested on: {found}")

@@ -233,6 +233,14 @@ def test_the_environment_only_lowers_the_instruction_set() -> None:
         lowered(("avx512", "avx2"), "plain")
 
 
+def test_an_instruction_set_of_another_architecture_is_unknown() -> None:
+    assert lowered(("neonbf16", "neon"), "neon") == lowered(("neon",), "neonbf16") == ("neon",)
+    with pytest.raises(InvalidConfig, match=r"avx2.*allowed: neonbf16, neon$"):
+        lowered(("neonbf16", "neon"), "avx2")
+    with pytest.raises(InvalidConfig, match=r"neon.*allowed: avx512bf16, avx512, avx2, plain$"):
+        lowered(("avx2", "plain"), "neon")
+
+
 def test_all_instruction_sets_have_their_place_in_the_order() -> None:
     assert set(native.instruction_sets) <= set(ALL_INSTRUCTION_SETS)
     assert sorted(native.instruction_sets, key=ALL_INSTRUCTION_SETS.index) == list(native.instruction_sets)

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 #if defined(__x86_64__)
@@ -16,6 +17,12 @@
 #include <immintrin.h>
 // Older compilers do not know the instructions.
 #define HAS_AVX512BF16 (__GNUC__ >= 10 || __clang_major__ >= 9)
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#if defined(__linux__)  // of which alone is asked whether a processor has FEAT_BF16
+#include <sys/auxv.h>
+#define HAS_NEON_BF16 (__GNUC__ >= 10 || __clang_major__ >= 16)
+#endif
 #endif
 
 // In whatever product: a multiplication and a sum become one instruction, or two, alike wherever they stand.
@@ -150,13 +157,44 @@ constexpr bool PAIRS = false;
 #include "rows_kernel.inc"
 }
 END_TARGET
+
+#elif defined(__aarch64__)
+#if HAS_NEON_BF16
+#if defined(__clang__)
+#define BEGIN_BF16 _Pragma("clang attribute push(__attribute__((target(\"bf16\"))), apply_to=function)")
+#define END_TARGET _Pragma("clang attribute pop")
+#else
+#define BEGIN_BF16 _Pragma("GCC push_options") _Pragma("GCC target(\"arch=armv8.2-a+bf16\")")
+#define END_TARGET _Pragma("GCC pop_options")
+#endif
+BEGIN_BF16
+namespace neonbf16 {
+constexpr int LANES = 4;
+constexpr bool PAIRS = true;
+#define MULTIPLIES_PAIRS 1
+#define MULTIPLIES_MATRICES 1
+#include "rows_kernel.inc"
+#undef MULTIPLIES_MATRICES
+#undef MULTIPLIES_PAIRS
+}
+END_TARGET
 #endif
 
+// Every processor of the architecture has it.
+namespace neon {
+constexpr int LANES = 4, TILE_WEIGHTS = 4, TILE_ROWS = 4;
+constexpr bool PAIRS = false;
+#include "rows_kernel.inc"
+}
+#endif
+
+#if !defined(__aarch64__)
 namespace plain {
 constexpr int LANES = 4, TILE_WEIGHTS = 4, TILE_ROWS = 4;
 constexpr bool PAIRS = false;
 #include "rows_kernel.inc"
 }
+#endif
 
 struct Kernels {
   const char *name;
@@ -175,7 +213,19 @@ struct Kernels {
 #define KERNELS(of) \
   { #of, of::hidden_part, of::output_part, of::clamped_hidden_part, of::clamped_output_part, of::linear_part, of::norm_part, \
     of::attention_part, of::LANES, of::PAIRS, \
-    of::PAIRS ? of::LANES : 4, of::PAIRS ? of::LANES : 8 }
+    of::COLUMN_GRAIN, of::NEURON_GRAIN }
+
+// Whether the processor multiplies bf16 itself.
+bool multiplies_bf16() {
+#if defined(__x86_64__)
+  return __builtin_cpu_supports("avx512bf16") != 0;
+#elif defined(__aarch64__) && defined(__linux__)
+  constexpr unsigned long FEAT_BF16 = 1ul << 14;  // HWCAP2_BF16, which older headers lack
+  return (getauxval(AT_HWCAP2) & FEAT_BF16) != 0;
+#else
+  return false;
+#endif
+}
 
 // The instruction sets that this processor can run, the fastest first. On x86 without AVX2 there is none: torch is
 // faster there than `plain`.
@@ -189,9 +239,15 @@ std::vector<Kernels> available() {
 #endif
   if (__builtin_cpu_supports("avx512f")) found.push_back(KERNELS(avx512));
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) found.push_back(KERNELS(avx2));
-  if (found.empty()) return found;
+  if (!found.empty()) found.push_back(KERNELS(plain));
+#elif defined(__aarch64__)
+#if HAS_NEON_BF16
+  if (multiplies_bf16()) found.push_back(KERNELS(neonbf16));
 #endif
+  found.push_back(KERNELS(neon));
+#else
   found.push_back(KERNELS(plain));
+#endif
   return found;
 }
 
@@ -342,8 +398,16 @@ struct AttentionWeights {
   float before_epsilon, query_epsilon, key_epsilon, after_epsilon;
 };
 
+#if defined(__aarch64__) && defined(__GNUC__) && !defined(__clang__)
+// GCC 12 for ARM fails in vectorising the loop that looks for the largest logit.
+#define NOT_VECTORISED __attribute__((optimize("no-tree-vectorize")))
+#else
+#define NOT_VECTORISED
+#endif
+
 // Top-k routing: from each row's router logits its `k` picks and their routing weights. greenroom_route and
 // greenroom_route_confined say the rules.
+NOT_VECTORISED
 void pick_rows(const uint16_t *logits, size_t begin, size_t end, int64_t experts, int64_t k, bool normalise, bool rounded,
                const uint8_t *allowed, int64_t stride, uint8_t *rerouted, int64_t *picks, float *scales) {
   std::vector<float> shares(experts);
@@ -393,13 +457,7 @@ const char *greenroom_instruction_set(int64_t number) {
 void greenroom_use_instruction_set(int64_t number) { kernels = choices[number]; }
 
 // Whether the processor multiplies bf16 itself. torch's products of many rows are then several times faster than these.
-int greenroom_multiplies_bf16() {
-#if defined(__x86_64__)
-  return __builtin_cpu_supports("avx512bf16") != 0;
-#else
-  return 0;
-#endif
-}
+int greenroom_multiplies_bf16() { return multiplies_bf16(); }
 
 // Whether the processor announces AMX tiles (CPUID leaf 7) and does not say what shape they have (leaf 0x1D). Some
 // virtual machines do so. Code that is generated for such tiles holds instructions that do not exist.

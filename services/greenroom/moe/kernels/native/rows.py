@@ -28,20 +28,23 @@ from greenroom.moe.kernels.native.library import NativeUnavailable, native_libra
 INSTRUCTIONS: Final = "GREENROOM_INSTRUCTIONS"
 """The environment variable with the fastest instruction set to compute with: to test what runs on another machine. To
 compute as that one does, fix the rows that go by the compiled products too: what is measured here is this machine's."""
-ALL_INSTRUCTION_SETS: Final = ("avx512bf16", "avx512", "avx2", "plain")
-"""The fastest first."""
+_OF_ARM: Final = ("neonbf16", "neon")
+_OF_OTHERS: Final = ("avx512bf16", "avx512", "avx2", "plain")
+ALL_INSTRUCTION_SETS: Final = _OF_OTHERS + _OF_ARM
+"""By architecture, the fastest first."""
 
 
 def lowered(found: tuple[str, ...], fastest: str | None) -> tuple[str, ...]:
     """Of the sets ``found`` those that are not faster than ``fastest`` (None or "": all of them).
 
-    Raises InvalidConfig for a name that is none, and NativeUnavailable where none is left.
+    Raises InvalidConfig for a name that is none of this architecture, and NativeUnavailable where none is left.
     """
     if not fastest:
         return found
-    if fastest not in ALL_INSTRUCTION_SETS:
-        raise InvalidConfig(INSTRUCTIONS, fastest, f"allowed: {', '.join(ALL_INSTRUCTION_SETS)}")
-    left = ALL_INSTRUCTION_SETS[ALL_INSTRUCTION_SETS.index(fastest) :]
+    known = _OF_ARM if found[0] in _OF_ARM else _OF_OTHERS
+    if fastest not in known:
+        raise InvalidConfig(INSTRUCTIONS, fastest, f"allowed: {', '.join(known)}")
+    left = known[known.index(fastest) :]
     kept = tuple(one for one in found if one in left)
     if not kept:
         raise NativeUnavailable(f"{INSTRUCTIONS} is {fastest}, and the slowest that is compiled is {found[-1]}")
