@@ -14,6 +14,8 @@ import psutil
 
 from benchmarks.harness.disk import ReadAhead
 
+_X86_BF16 = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
+_ARM_BF16 = ("asimd", "bf16", "i8mm", "sve")
 _PACKAGES = ("torch", "transformers", "accelerate", "numpy")
 
 
@@ -46,8 +48,8 @@ def _processor() -> str:
 
 def _instructions() -> list[str]:
     """Those of the processor's extensions that decide how fast bf16 products are."""
-    flags = _cpuinfo("flags").split()
-    return [flag for flag in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if flag in flags]
+    flags = [*_cpuinfo("flags").split(), *_cpuinfo("Features").split()]  # ARM's kernels call them features
+    return [flag for flag in (*_X86_BF16, *_ARM_BF16) if flag in flags]
 
 
 def _compiled_products() -> str | None:

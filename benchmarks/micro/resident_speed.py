@@ -136,6 +136,38 @@ def ratios(work: Work, of_arms: Mapping[str, Sequence[float]]) -> dict[str, Any]
     return {name: spread_json(Spread.of(gains[name]), 3) for name in kept}
 
 
+def summary(models: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The figures that have aims: over transformers' best, the medians of the worst model.
+
+    ``resident_ratio``: one at a time; ``resident_8_ratio``: eight at once; ``prefill_ratio``: by tokens of the prompt;
+    ``concurrency_ratio``: by model, tokens/s of eight at once over one.
+    """
+    over: dict[str, list[float]] = {}
+    for model in models:
+        for work, gains in model["ratios"].items():
+            for name, spread in gains.items():
+                if name not in ALL_INSTRUCTION_SETS:
+                    over.setdefault(work, []).append(spread["median"])
+    worst = {work: min(gains) for work, gains in over.items()}
+    alone, together = Work(), Work(CONCURRENCY)
+    return {
+        "resident_ratio": worst[alone.name],
+        "resident_8_ratio": worst[together.name],
+        "prefill_ratio": {
+            str(tokens): worst[work.name] for tokens in PROMPTS if (work := Work(tokens=tokens)).name in worst
+        },
+        "concurrency_ratio": {
+            model["model"]: round(_concurrency(model["figures"], alone, together), 3) for model in models
+        },
+    }
+
+
+def _concurrency(figures: Mapping[str, Mapping[str, Any]], alone: Work, together: Work) -> float:
+    """Of the first arm."""
+    first = next(iter(figures[alone.name]))
+    return float(figures[together.name][first]["median"] / figures[alone.name][first]["median"])
+
+
 def table(found: Mapping[str, Any]) -> str:
     lines = [f"{found['model']}: tokens/s, and milliseconds of a prompt"]
     for work, figures in found["figures"].items():
@@ -162,7 +194,10 @@ def main(models: tuple[str, ...], sets: tuple[str, ...], rounds: int, expert_mib
         with Children() as children:
             found.append(measured(children, prepare(children, name, sizes), sets or here[:2], rounds))
         click.echo(table(found[-1]))
-    click.echo(json.dumps({"rounds": rounds, "models": found, "machine": describe_machine(cache_folder())}))
+    figures = summary(found)
+    for name, value in figures.items():
+        click.echo(f"{name}: {value}")
+    click.echo(json.dumps({**figures, "rounds": rounds, "models": found, "machine": describe_machine(cache_folder())}))
 
 
 if __name__ == "__main__":

@@ -56,6 +56,8 @@ _INBOX = 1024
 _APPEND_S = 60.0
 """A record is appended anew only when the append before has ended. So an outage costs one copy of it a minute."""
 _GATEWAY_LIFETIMES = 10.0
+_MOST_MACHINES = 64
+"""Of workers that are compared with the profile's: a fleet of more kinds has been told enough."""
 
 
 class PoolRunner:
@@ -82,6 +84,8 @@ class PoolRunner:
         self._config = config
         self._log = log
         self._directory = directory
+        self._profile = profile
+        self._machines: set[str] = set()
         self._clock = clock
         self._inbox: deque[Record] = deque()
         self._came = asyncio.Event()
@@ -256,9 +260,18 @@ class PoolRunner:
         present = self._directory.of(MemberKind.WORKER, pool=self.number)
         for member in present:
             self._workers.meet(member)
+            self._compare_machines(member)
         for worker in self._workers.known - {member.instance for member in present}:
             if self._directory.gone(worker):
                 self._workers.leave(worker)
+
+    def _compare_machines(self, worker: Member) -> None:
+        """Say once of each machine that the profile's times were not measured on it."""
+        if self._profile is None or worker.machine in self._machines or len(self._machines) >= _MOST_MACHINES:
+            return
+        self._machines.add(worker.machine)
+        if worker.machine and (said := self._profile.said_of_machine(worker.machine)) is not None:
+            _LOG.warning("worker %s: %s", worker.instance, said)
 
     def _look_at_gateways(self) -> None:
         """Rule 7. A gateway that is only slow to announce itself still has its clients."""

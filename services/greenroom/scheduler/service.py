@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from greenroom.core.clock import SteadyClock
-from greenroom.core.machine import machine_name
 from greenroom.core.model_profile import ModelProfile
 from greenroom.fabric.lifecycle import Part
 from greenroom.fabric.log import GroupConsumer, Log, LogUnavailable
@@ -59,8 +58,6 @@ class SchedulerService(Part):
         return None if self._member else "it is not a member of its group yet"
 
     async def start(self) -> None:
-        if self._profile is not None and (said := self._profile.said_of_machine(machine_name())) is not None:
-            _LOG.warning("%s", said)
         self.tasks.start(self._run(), name="pools", forever=True)
 
     async def assigned(self, partitions: Mapping[int, int]) -> None:

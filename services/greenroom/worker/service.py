@@ -15,6 +15,7 @@ from greenroom.core.attempts import Attempt
 from greenroom.core.clock import SteadyClock
 from greenroom.core.errors import GreenroomError, InvalidRequest
 from greenroom.core.generation import Finished, FinishReason, Token
+from greenroom.core.machine import machine_name
 from greenroom.core.messages import Member, MemberKind, ModelCard, Request, Task
 from greenroom.core.model_profile import ModelProfile
 from greenroom.fabric.lifecycle import Part
@@ -221,6 +222,7 @@ class WorkerService(Part):
             pool=self.config.pool,
             draining=self.table.draining,
             model=self.card,
+            machine=machine_name()[:256],
         )
 
     async def state(self) -> worker_pb2.WorkerState:

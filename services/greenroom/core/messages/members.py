@@ -50,7 +50,8 @@ class QueueDepth(msgspec.Struct, frozen=True, kw_only=True):
 
 class Member(Message, frozen=True, kw_only=True, tag="member"):
     """One instance of a service, announced again every third of ``ttl_ms``. An instance whose record is older than
-    ``ttl_ms`` has died. ``address``: host:port of its gRPC server. A process that restarts is another instance."""
+    ``ttl_ms`` has died. ``address``: host:port of its gRPC server. A process that restarts is another instance.
+    ``machine``: what a worker computes on (``machine_name``); empty where that does not matter, or is not known."""
 
     member: MemberKind
     instance: Annotated[str, Meta(min_length=1, max_length=256)]
@@ -60,3 +61,4 @@ class Member(Message, frozen=True, kw_only=True, tag="member"):
     draining: bool = False
     model: ModelCard | None = None
     depth: QueueDepth | None = None
+    machine: Annotated[str, Meta(max_length=256)] = ""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.harness import machine
 from benchmarks.harness.machine import cache_folder, describe_machine
 from greenroom.moe.kernels.native.library import NativeUnavailable
 from greenroom.moe.kernels.native.rows import INSTRUCTIONS, native_rows
@@ -35,3 +36,17 @@ def test_a_lowered_instruction_set_is_the_one_that_is_named() -> None:
         env={**os.environ, INSTRUCTIONS: slowest}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.stdout.split()[-1] == slowest
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("flags\t\t: fpu avx2 bmi1 avx512f avx512_bf16", ["avx2", "avx512f", "avx512_bf16"]),
+        ("Features\t: fp asimd atomics i8mm bf16", ["asimd", "bf16", "i8mm"]),
+    ],
+)
+def test_the_instructions_that_decide_are_found_on_either_architecture(
+    line: str, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "read_text", lambda self: line + "\n")
+    assert machine._instructions() == expected

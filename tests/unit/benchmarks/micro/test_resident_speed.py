@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.harness.inputs.prepared_models import PreparedModel
 from benchmarks.harness.inputs.token_streams import Stream
-from benchmarks.micro.resident_speed import Work, arms, ratios, table
+from benchmarks.micro.resident_speed import Work, arms, ratios, summary, table
 from greenroom.moe.kernels.native.rows import INSTRUCTIONS
 
 MODEL = PreparedModel("small", Path("small"), Stream(((1, 2, 3), (4, 5)), (6, 7)), (), 1)
@@ -49,3 +50,20 @@ def test_the_table_names_each_arm_and_what_is_gained() -> None:
     figures = {"avx512": {"median": 2.0, "min": 1.0, "max": 3.0}, "eager": {"median": 1.0, "min": 1.0, "max": 1.0}}
     found = {"model": "small", "figures": {"8 at once": figures}, "ratios": {"8 at once": {"eager": figures["avx512"]}}}
     assert "8 at once: avx512 is so many times as fast as eager 2.00" in table(found)
+
+
+def test_the_figures_with_aims_are_those_of_the_worst_model() -> None:
+    def model(name: str, over: float, eight: float) -> dict[str, Any]:
+        works = {"one at a time": over, "8 at once": over + 1, "a prompt of 30": over - 0.5}
+        return {
+            "model": name,
+            "ratios": {work: {"avx2": {"median": 0.1}, "eager": {"median": gain}} for work, gain in works.items()},
+            "figures": {"one at a time": {"avx512": {"median": 10.0}}, "8 at once": {"avx512": {"median": eight}}},
+        }
+
+    assert summary([model("a", 3.0, 20.0), model("b", 2.0, 25.0)]) == {
+        "resident_ratio": 2.0,
+        "resident_8_ratio": 3.0,
+        "prefill_ratio": {"30": 1.5},
+        "concurrency_ratio": {"a": 2.0, "b": 2.5},
+    }
