@@ -37,6 +37,7 @@ class ReadAhead:
         self._wanted = iter(wanted)
         self._ahead_bytes = ahead_bytes
         self._reads: deque[tuple[Future[torch.Tensor], memoryview]] = deque()
+        self._ahead = 0  # bytes of their memory
         self._taken: list[memoryview] = []
         self._free: dict[int, list[memoryview]] = {}  # by size
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="read ahead")
@@ -58,6 +59,7 @@ class ReadAhead:
         """
         self._read_on()
         read, buffer = self._reads.popleft()
+        self._ahead -= len(buffer)
         self._taken.append(buffer)
         self._read_on()
         return read.result()
@@ -73,10 +75,11 @@ class ReadAhead:
         while self._next is not None:
             tensor, part = self._next
             nbytes = room_for(tensor, part)
-            if self._reads and nbytes + sum(len(buffer) for _, buffer in self._reads) > self._ahead_bytes:
+            if self._reads and self._ahead + nbytes > self._ahead_bytes:
                 return
             buffer = self._buffer(nbytes)
             self._reads.append((self._pool.submit(self._reader.read_into, tensor, part, buffer), buffer))
+            self._ahead += len(buffer)
             self._next = next(self._wanted, None)
 
     def _buffer(self, nbytes: int) -> memoryview:
