@@ -162,6 +162,27 @@ def test_tensors_of_the_wrong_shape_are_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_tensor_may_come_in_parts(tmp_path: Path, path: Path) -> None:
+    with PackWriter(tmp_path / "parts.pack", MANIFEST) as writer:
+        for layer, spec in enumerate(MANIFEST.layers):
+            for expert in range(spec.experts):
+                writer.write(layer, expert, [one.view(-1).tensor_split(3) for one in tensors_of(layer, expert)])
+    assert (tmp_path / "parts.pack").read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("wrong", ["bytes", "dtype", "number"])
+def test_parts_that_are_not_the_tensor_are_refused(tmp_path: Path, wrong: str) -> None:
+    first, second = tensors_of(0, 0)
+    parts = {
+        "bytes": ([first[:2], first[3:]], second),
+        "dtype": ([first.view(torch.float16)], second),
+        "number": ([first, second],),
+    }
+    with pytest.raises(PackError, match="its layout wants"), PackWriter(tmp_path / "x.pack", MANIFEST) as writer:
+        writer.write(0, 0, parts[wrong])
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_a_killed_writer_left_is_swept_by_the_next(tmp_path: Path) -> None:
     code = (
         "import sys, pathlib; import test_pack as t\n"
