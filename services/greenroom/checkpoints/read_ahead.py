@@ -13,12 +13,13 @@ import torch
 from greenroom.checkpoints.safetensors_headers import StoredTensor
 from greenroom.checkpoints.shard_reader import ShardReader, room_for
 from greenroom.core.units import MIB
-from greenroom.experts.pack.direct_io import page_aligned
+from greenroom.experts.pack.direct_io import HUGE_PAGE_BYTES, page_aligned
+from greenroom.experts.pack.layout import align
 
-AHEAD_BYTES: Final = 16 * MIB
+AHEAD_BYTES: Final = 24 * MIB
 """What a fast disk reads in the time in which an expert is converted."""
 
-THREADS: Final = 2
+THREADS: Final = 3
 """Tensors that are with the disk at once."""
 
 Wanted = tuple[StoredTensor, int | None]
@@ -74,7 +75,7 @@ class ReadAhead:
     def _read_on(self) -> None:
         while self._next is not None:
             tensor, part = self._next
-            nbytes = room_for(tensor, part)
+            nbytes = _memory_of(room_for(tensor, part))
             if self._reads and self._ahead + nbytes > self._ahead_bytes:
                 return
             buffer = self._buffer(nbytes)
@@ -89,3 +90,8 @@ class ReadAhead:
         if size is not None and not self._free[size]:
             del self._free[size]
         return found if found is not None and size == nbytes else page_aligned(nbytes)
+
+
+def _memory_of(nbytes: int) -> int:
+    """Whole huge pages, which a direct read fills with less work, are what a large buffer takes in any case."""
+    return align(nbytes, HUGE_PAGE_BYTES) if nbytes >= HUGE_PAGE_BYTES else nbytes

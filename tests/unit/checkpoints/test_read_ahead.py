@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import threading
 from pathlib import Path
@@ -88,6 +89,16 @@ def test_what_is_in_the_page_cache_is_read_from_there(shard: Path, monkeypatch: 
         assert is_cached(file.fileno(), 4096, LARGE)
     monkeypatch.setattr(ShardReader, "_direct_file", lambda *_: pytest.fail("the disk was asked"))
     test_they_are_what_was_asked_for(shard)
+
+
+def test_a_file_system_without_mappings(shard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+
+    monkeypatch.setattr(mmap, "mmap", refuse)
+    with ShardReader() as reader:
+        data = reader.read_into(of_bytes(shard, 4096, LARGE), None, memoryview(bytearray(LARGE + 8192)))
+    assert data.numpy().tobytes() == shard.read_bytes()[4096 : 4096 + LARGE]
 
 
 def test_what_is_not_in_the_page_cache_does_not_come_there(shard: Path) -> None:

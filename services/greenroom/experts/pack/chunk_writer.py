@@ -16,7 +16,7 @@ from greenroom.core.units import MIB
 from greenroom.experts.pack.direct_io import page_aligned
 
 CHUNK_BYTES: Final = 4 * MIB
-THREADS: Final = 2
+THREADS: Final = 3
 """Chunks that are with the disk at once."""
 
 _BUFFERS: Final = THREADS + 2
@@ -27,7 +27,7 @@ class ChunkWriter:
 
     Bytes are copied into a few chunks that are reused, so memory does not depend on the file's size. ``append`` waits
     where the disk is slower than the caller. A write that fails is told by a later call, and by each one after that.
-    Where the file system refuses direct writes, they go through the page cache and their write-back begins at once.
+    Where the file system refuses direct writes, they go through the page cache.
     Not thread-safe. It is to be closed before ``fd``.
     """
 
@@ -105,9 +105,6 @@ class ChunkWriter:
                     raise
                 self._direct = False  # some open a file so and refuse the write; or a short write left an odd rest
                 continue
-            if direct is None:
-                # The write-back of these pages begins now. Else the last of them would be waited for at the end.
-                os.posix_fadvise(self._fd, offset, count, os.POSIX_FADV_DONTNEED)
             data, offset = data[count:], offset + count
 
 
