@@ -5,14 +5,29 @@ They are read, not mapped, because touched pages of a mapped file count towards 
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import threading
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
+import numpy as np
 import torch
 
+from greenroom.checkpoints.page_cache import is_cached
 from greenroom.checkpoints.safetensors_headers import StoredTensor, unreadable
 from greenroom.core.errors import CorruptCheckpoint, UnsupportedModel
+from greenroom.core.units import MIB
+from greenroom.experts.pack.layout import PAGE_BYTES, align
+
+_DIRECT_BYTES: Final = MIB
+"""From this size on it pays to read a tensor past the page cache: its pages need not be found, filled and copied.
+Smaller ones come with what the system reads ahead."""
+
+_ALIGNMENT: Final = 8
+"""Of tensors in memory: their largest item."""
 
 _DTYPES = {
     "F64": torch.float64,
@@ -35,44 +50,128 @@ def torch_dtype(tensor: StoredTensor) -> torch.dtype:
     return _DTYPES[tensor.dtype]
 
 
+def place_of(tensor: StoredTensor, part: int | None) -> tuple[int, int]:
+    """Offset and size in bytes, within the shard, of the tensor or of its slice along the first dimension."""
+    if part is None:
+        return tensor.offset, tensor.nbytes
+    nbytes = tensor.nbytes // tensor.shape[0]
+    return tensor.offset + part * nbytes, nbytes
+
+
+def room_for(tensor: StoredTensor, part: int | None) -> int:
+    """The bytes of all pages that it may lie in, wherever it begins."""
+    _, nbytes = place_of(tensor, part)
+    return align(nbytes, PAGE_BYTES) + PAGE_BYTES
+
+
 class ShardReader:
-    """Open shards of a checkpoint; a context manager."""
+    """Open shards of a checkpoint; a context manager. Reads are thread-safe."""
 
     def __init__(self) -> None:
         self._files: dict[Path, int] = {}
+        self._direct: dict[Path, int] = {}
+        self._refused: set[Path] = set()  # by a file system without direct reads
+        self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for fd in self._files.values():
+        for fd in (*self._files.values(), *self._direct.values()):
             os.close(fd)
         self._files.clear()
+        self._direct.clear()
 
-    def read(self, tensor: StoredTensor, part: int | None = None, into: torch.Tensor | None = None) -> torch.Tensor:
+    def read(self, tensor: StoredTensor, part: int | None = None) -> torch.Tensor:
         """The tensor's bytes, or those of its ``part``-th slice along the first dimension, as uint8.
 
-        They are read into ``into`` if that has exactly their size, so the system need not clear new memory for each
-        read. Raises CorruptCheckpoint if the file is too short or can not be read.
+        Raises CorruptCheckpoint if the file is too short or can not be read.
         """
-        nbytes = tensor.nbytes if part is None else tensor.nbytes // tensor.shape[0]
-        offset = tensor.offset + (0 if part is None else part * nbytes)
-        data = into if into is not None and into.numel() == nbytes else torch.empty(nbytes, dtype=torch.uint8)
-        view = data.numpy().data
-        while view:
-            try:
-                count = os.preadv(self._file(tensor.shard), [view], offset)
-            except OSError as error:
-                raise unreadable(tensor.shard, error) from error
-            if count == 0:
-                raise CorruptCheckpoint(f"{tensor.shard} ended within {tensor.name}: it was changed while it was read")
-            view, offset = view[count:], offset + count
+        offset, nbytes = place_of(tensor, part)
+        data = torch.empty(nbytes, dtype=torch.uint8)
+        with _told_of(tensor):
+            _fill(self._file(tensor.shard), data.numpy().data, offset)
         return data
 
+    def read_into(self, tensor: StoredTensor, part: int | None, buffer: memoryview) -> torch.Tensor:
+        """As ``read``, into the page-aligned ``buffer`` of ``room_for`` bytes.
+
+        It goes past the page cache, unless the tensor is small or is there already, or the file system refuses.
+        """
+        offset, nbytes = place_of(tensor, part)
+        skip = offset % PAGE_BYTES
+        with _told_of(tensor):
+            if not self._read_direct(tensor.shard, buffer, offset - skip, skip + nbytes):
+                _fill(self._file(tensor.shard), buffer[:nbytes], offset)
+                skip = 0
+        if skip % _ALIGNMENT:
+            buffer[:nbytes], skip = buffer[skip : skip + nbytes], 0
+        return torch.from_numpy(np.frombuffer(buffer, np.uint8)[skip : skip + nbytes])
+
+    def _read_direct(self, shard: Path, buffer: memoryview, start: int, nbytes: int) -> bool:
+        """False: it is to be read through the page cache. Raises OSError, EOFError, ValueError."""
+        if nbytes < _DIRECT_BYTES or is_cached(self._file(shard), start, nbytes):
+            return False
+        try:
+            if (fd := self._direct_file(shard)) is None:
+                return False
+            _fill_pages(fd, buffer, start, nbytes)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            with self._lock:
+                self._refused.add(shard)
+            return False
+        return True
+
     def _file(self, shard: Path) -> int:
-        if shard not in self._files:
-            self._files[shard] = os.open(shard, os.O_RDONLY | os.O_CLOEXEC)
-        return self._files[shard]
+        with self._lock:
+            if shard not in self._files:
+                self._files[shard] = os.open(shard, os.O_RDONLY | os.O_CLOEXEC)
+            return self._files[shard]
+
+    def _direct_file(self, shard: Path) -> int | None:
+        with self._lock:
+            if shard in self._refused:
+                return None
+            if shard not in self._direct:
+                self._direct[shard] = os.open(shard, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
+            return self._direct[shard]
+
+
+@contextlib.contextmanager
+def _told_of(tensor: StoredTensor) -> Iterator[None]:
+    """Errors name the tensor and its file, as CorruptCheckpoint."""
+    try:
+        yield
+    except (EOFError, ValueError):  # a mapping past the file's end is a ValueError
+        raise CorruptCheckpoint(
+            f"{tensor.shard} ended within {tensor.name}: it was changed while it was read"
+        ) from None
+    except OSError as error:
+        raise unreadable(tensor.shard, error) from error
+
+
+def _fill(fd: int, view: memoryview, offset: int) -> None:
+    """Raises OSError, EOFError."""
+    while view:
+        count = os.preadv(fd, [view], offset)
+        if count == 0:
+            raise EOFError
+        view, offset = view[count:], offset + count
+
+
+def _fill_pages(fd: int, buffer: memoryview, offset: int, enough: int) -> None:
+    """Read whole pages until there are ``enough`` bytes: the last page may lie past the file's end.
+
+    Raises OSError, EOFError.
+    """
+    done, whole = 0, align(enough, PAGE_BYTES)
+    while done < enough:
+        count = os.preadv(fd, [buffer[done:whole]], offset + done)
+        done += count
+        if done < enough and (count == 0 or done % PAGE_BYTES):
+            raise EOFError
 
 
 def typed(data: torch.Tensor, tensor: StoredTensor, part: int | None = None) -> torch.Tensor:

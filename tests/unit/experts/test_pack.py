@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import xxhash
 
 from greenroom.core.errors import PackDamaged, PackError
 from greenroom.experts.all_resident import ResidentExperts
@@ -62,6 +63,19 @@ def test_records_are_page_aligned_and_tensors_on_cache_lines() -> None:
     for layout in (LAYOUT, WIDE):
         assert layout.nbytes % 4096 == 0
         assert all(spec.offset % 64 == 0 for spec in layout.tensors)
+
+
+def test_a_pack_is_to_the_byte_what_earlier_versions_wrote(tmp_path: Path) -> None:
+    """So theirs stay valid. The magic is to change with the digest."""
+    with PackWriter(tmp_path / "x.pack", MANIFEST) as writer:
+        for layer, spec in enumerate(MANIFEST.layers):
+            for expert in range(spec.experts):
+                weights = [torch.arange(one.nbytes).to(torch.uint8) + expert for one in spec.layout.tensors]
+                writer.write(layer, expert, [
+                    own.view(getattr(torch, one.dtype)).view(one.shape)
+                    for own, one in zip(weights, spec.layout.tensors, strict=True)
+                ])  # fmt: skip
+    assert xxhash.xxh3_64_hexdigest((tmp_path / "x.pack").read_bytes()) == "8181a43754b460e0"
 
 
 @pytest.mark.parametrize("share", [0.0, 0.2, 0.9, 0.9999])
@@ -117,6 +131,21 @@ def test_an_unfinished_writer_leaves_nothing_behind(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_disk_that_fills_up_while_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the file system can not reserve space."""
+    original = os.pwrite
+
+    def full(fd: int, data: memoryview, offset: int) -> int:
+        if offset:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return original(fd, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(PackError, match=r"no room for the expert pack: .*No space left on device.*GREENROOM_CACHE"):
+        write_pack(tmp_path / "x.pack")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_file_system_without_locks_is_left_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
@@ -130,6 +159,27 @@ def test_a_file_system_without_locks_is_left_as_it_was(tmp_path: Path, monkeypat
 def test_tensors_of_the_wrong_shape_are_refused(tmp_path: Path) -> None:
     with pytest.raises(PackError, match="its layout wants"), PackWriter(tmp_path / "x.pack", MANIFEST) as writer:
         writer.write(0, 0, tensors_of(1, 0))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_tensor_may_come_in_parts(tmp_path: Path, path: Path) -> None:
+    with PackWriter(tmp_path / "parts.pack", MANIFEST) as writer:
+        for layer, spec in enumerate(MANIFEST.layers):
+            for expert in range(spec.experts):
+                writer.write(layer, expert, [one.view(-1).tensor_split(3) for one in tensors_of(layer, expert)])
+    assert (tmp_path / "parts.pack").read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("wrong", ["bytes", "dtype", "number"])
+def test_parts_that_are_not_the_tensor_are_refused(tmp_path: Path, wrong: str) -> None:
+    first, second = tensors_of(0, 0)
+    parts = {
+        "bytes": ([first[:2], first[3:]], second),
+        "dtype": ([first.view(torch.float16)], second),
+        "number": ([first, second],),
+    }
+    with pytest.raises(PackError, match="its layout wants"), PackWriter(tmp_path / "x.pack", MANIFEST) as writer:
+        writer.write(0, 0, parts[wrong])
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import copy
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -157,3 +159,19 @@ def test_the_description_changes_with_whatever_decides_the_experts(tmp_path: Pat
     assert plan.description() == again.description()
     assert "Concatenate(dim=1)" in plan.description()
     assert plan.description() != other.description()
+
+
+def test_weights_that_are_only_put_together_are_known(tmp_path: Path) -> None:
+    """What is known so wrongly would be packed in another order or type than transformers has it in."""
+    folder = save_random("mixtral", tmp_path / "model", dtype=torch.bfloat16)
+    plan = ExpertPlan(resolve(str(folder)), torch.bfloat16)
+    recipes = {recipe.target: recipe for recipe in plan.recipes[0]}
+    assert all(map(plan.joins, recipes.values()))
+    turned = copy.deepcopy(recipes["gate_up_proj"])
+    assert turned.converter is not None
+    turned.converter.operations.append(Transpose(dim0=1, dim1=2))
+    assert not plan.joins(turned)
+    swapped = dataclasses.replace(recipes["gate_up_proj"], feeds=recipes["gate_up_proj"].feeds[::-1])
+    assert not plan.joins(swapped), "the converter knows its inputs by their names"
+    wide = ExpertPlan(resolve(str(folder)), torch.float32)
+    assert not any(map(wide.joins, wide.recipes[0]))

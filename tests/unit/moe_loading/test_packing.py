@@ -134,6 +134,16 @@ def test_each_dtype_has_its_pack(folder: Path, cache: Path) -> None:
         assert {spec.dtype for layer in manifest.layers for spec in layer.layout.tensors} == {manifest.dtype}
 
 
+@pytest.mark.parametrize("family", ["mixtral", "granitemoe", "gpt_oss", "switch_transformers"])
+def test_weights_put_together_are_those_that_are_made(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save_random(family, tmp_path / "model", dtype=torch.bfloat16)
+    joined = pack(folder, tmp_path / "joined")
+    monkeypatch.setattr(ExpertPlan, "joins", lambda *_: False)
+    assert pack(folder, tmp_path / "made").read_bytes() == joined.read_bytes()
+
+
 def test_an_unknown_dtype_is_refused(folder: Path, cache: Path) -> None:
     with pytest.raises(InvalidConfig, match="dtype: 'int4' is not allowed; use auto or one of bfloat16, "):
         pack(folder, cache, "int4")

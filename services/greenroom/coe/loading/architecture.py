@@ -18,6 +18,7 @@ import transformers
 import xxhash
 from transformers import CONFIG_MAPPING, AutoConfig
 
+from greenroom.checkpoints.read_ahead import ReadAhead
 from greenroom.checkpoints.shard_reader import ShardReader, typed
 from greenroom.coe.loading.collaboration import Collaboration
 from greenroom.coe.loading.expert_checkpoint import ExpertCheckpoint
@@ -105,11 +106,13 @@ def build(checkpoint: ExpertCheckpoint, dtype: torch.dtype) -> Architecture:
 def read_stored(checkpoint: ExpertCheckpoint, reader: ShardReader, total: xxhash.xxh3_128 | None = None) -> Tensors:
     """All tensors of a checkpoint, in the order of their names. ``total``: digests their bytes."""
     stored = {}
-    for name in sorted(checkpoint.tensors):
-        data = reader.read(checkpoint.tensors[name])
-        if total is not None:
-            total.update(data.numpy().data)
-        stored[name] = typed(data, checkpoint.tensors[name])
+    tensors = [checkpoint.tensors[name] for name in sorted(checkpoint.tensors)]
+    with ReadAhead(reader, [(tensor, None) for tensor in tensors]) as ahead:
+        for tensor in tensors:
+            data = ahead.take()
+            if total is not None:
+                total.update(data.numpy().data)
+            stored[tensor.name] = typed(data, tensor)
     return stored
 
 

@@ -18,7 +18,7 @@ import fcntl
 import os
 import struct
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -31,8 +31,9 @@ from numpy.typing import NDArray
 
 from greenroom.core.errors import PackDamaged, PackError
 from greenroom.core.units import format_bytes
+from greenroom.experts.pack.chunk_writer import ChunkWriter
 from greenroom.experts.pack.direct_io import DirectFile, page_aligned
-from greenroom.experts.pack.layout import PAGE_BYTES, PackManifest, RecordLayout, align
+from greenroom.experts.pack.layout import DTYPES, PAGE_BYTES, PackManifest, RecordLayout, TensorSpec, align
 
 FORMAT_VERSION = 1
 _PARTIAL = ".partial"
@@ -40,7 +41,12 @@ _DAMAGED = ".damaged"
 _MAGIC = b"GRNPACK\x01"
 _END = b"GRNPEND\x01"
 _HEADER = struct.Struct("<8sQQ")  # magic, bytes of the manifest, checksum of the manifest
+_NOUGHT = np.zeros(PAGE_BYTES, dtype=np.uint8)  # no gap of a record is longer
 _TRAILER_TAIL = struct.Struct("<Q8s")  # checksum of the record checksums, magic
+
+
+Weights = torch.Tensor | Sequence[torch.Tensor]
+"""A tensor, or parts of its dtype that hold its bytes one after the other."""
 
 
 def _checksum(*parts: bytes | memoryview) -> int:
@@ -84,11 +90,10 @@ class PackWriter:
         self._geometry = _Geometry(manifest, len(self._json))
         self._checksums = np.zeros(manifest.experts, dtype="<u8")
         self._written = np.zeros(manifest.experts, dtype=bool)
-        self._record = np.zeros(0, dtype=np.uint8)
-        self._record_layout: RecordLayout | None = None
         # Not named by the process id: containers that share a folder may all have 1.
         self._partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}{_PARTIAL}")
         self._fd = -1
+        self._chunks: ChunkWriter | None = None
 
     def __enter__(self) -> Self:
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -97,6 +102,7 @@ class PackWriter:
         try:
             os.posix_fallocate(self._fd, 0, self._geometry.total)
             self._pwrite(_HEADER.pack(_MAGIC, len(self._json), _checksum(self._json)) + self._json, 0)
+            self._chunks = ChunkWriter(self._partial, self._fd)
         except BaseException as error:
             self._discard()
             raise self._explained(error) from error
@@ -114,22 +120,25 @@ class PackWriter:
         self._manifest, self._json, self._path = manifest, encoded, path
         self._pwrite(_HEADER.pack(_MAGIC, len(encoded), _checksum(encoded)) + encoded, 0)
 
-    def write(self, layer: int, expert: int, tensors: Sequence[torch.Tensor]) -> None:
-        """One expert's tensors, in the order, shapes and dtypes of its layout."""
+    def write(self, layer: int, expert: int, tensors: Sequence[Weights]) -> None:
+        """One expert's tensors, in the order, shapes and dtypes of its layout. They are copied. One may come in parts.
+
+        The disk writes them meanwhile, so a failure of it is raised here for an earlier expert, or at the exit.
+        """
+        if self._chunks is None:
+            raise PackError(f"the pack {self._path} is not open")
         layout = self._manifest.layers[layer].layout
-        if self._record_layout != layout:
-            self._record, self._record_layout = np.zeros(layout.nbytes, dtype=np.uint8), layout
-        record = self._record  # only the tensors' bytes ever change, so the padding stays zero
         _check_tensors(layout, tensors, self._manifest.layers[layer].name, expert)
-        for spec, tensor in zip(layout.tensors, tensors, strict=True):
-            flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
-            torch.from_numpy(record[spec.offset : spec.offset + spec.nbytes]).copy_(flat)
         number = self._geometry.number(layer, expert)
+        checksum = xxhash.xxh3_64()
         try:
-            self._pwrite(record.data, int(self._geometry.offsets[number]))
+            self._chunks.seek(int(self._geometry.offsets[number]))
+            for data in _record_of(layout, tensors):
+                checksum.update(data.data)
+                self._chunks.append(data)
         except OSError as error:
             raise self._explained(error) from error
-        self._checksums[number] = _checksum(record.data)
+        self._checksums[number] = checksum.intdigest()
         self._written[number] = True
 
     def __exit__(
@@ -141,6 +150,9 @@ class PackWriter:
         try:
             if not self._written.all():
                 raise PackError(f"{int((~self._written).sum())} of {len(self._written)} experts were not written")
+            if self._chunks is not None:
+                self._chunks.flush()
+                self._chunks.close()
             checksums = self._checksums.tobytes()
             self._pwrite(checksums + _TRAILER_TAIL.pack(_checksum(checksums), _END), self._geometry.trailer)
             os.fsync(self._fd)
@@ -164,6 +176,8 @@ class PackWriter:
             view, offset = view[written:], offset + written
 
     def _discard(self) -> None:
+        if self._chunks is not None:
+            self._chunks.close()
         with contextlib.suppress(FileNotFoundError):
             self._partial.unlink()
         os.close(self._fd)
@@ -334,11 +348,37 @@ def _difference(found: PackManifest, expected: PackManifest) -> str:
     return "its layers or shapes differ"
 
 
-def _check_tensors(layout: RecordLayout, tensors: Sequence[torch.Tensor], layer: str, expert: int) -> None:
-    found = [(tuple(t.shape), str(t.dtype).removeprefix("torch.")) for t in tensors]
+def _check_tensors(layout: RecordLayout, tensors: Sequence[Weights], layer: str, expert: int) -> None:
+    if len(tensors) == len(layout.tensors) and all(map(_fits, layout.tensors, tensors)):
+        return
+    found = [
+        [(tuple(part.shape), str(part.dtype).removeprefix("torch.")) for part in _parts_of(tensor)]
+        for tensor in tensors
+    ]
     wanted = [(spec.shape, spec.dtype) for spec in layout.tensors]
-    if found != wanted:
-        raise PackError(f"expert {expert} of {layer} has tensors {found}, its layout wants {wanted}")
+    raise PackError(f"expert {expert} of {layer} has tensors {found}, its layout wants {wanted}")
+
+
+def _fits(spec: TensorSpec, tensor: Weights) -> bool:
+    if isinstance(tensor, torch.Tensor) and tuple(tensor.shape) != spec.shape:
+        return False
+    parts = _parts_of(tensor)
+    return {part.dtype for part in parts} == {DTYPES[spec.dtype]} and sum(part.nbytes for part in parts) == spec.nbytes
+
+
+def _parts_of(tensor: Weights) -> Sequence[torch.Tensor]:
+    return [tensor] if isinstance(tensor, torch.Tensor) else tensor
+
+
+def _record_of(layout: RecordLayout, tensors: Sequence[Weights]) -> Iterator[NDArray[np.uint8]]:
+    """The bytes of a record, one after the other: those of the tensors, and zeros between and behind them."""
+    done = 0
+    for spec, tensor in zip(layout.tensors, tensors, strict=True):
+        yield _NOUGHT[: spec.offset - done]
+        for part in _parts_of(tensor):
+            yield part.detach().contiguous().view(-1).view(torch.uint8).numpy()
+        done = spec.offset + spec.nbytes
+    yield _NOUGHT[: layout.nbytes - done]
 
 
 def sweep_dead_writers(folder: Path) -> None:

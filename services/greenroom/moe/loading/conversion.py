@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
@@ -27,7 +28,7 @@ from transformers.core_model_loading import (
 )
 
 from greenroom.checkpoints.safetensors_headers import StoredTensor
-from greenroom.checkpoints.shard_reader import torch_dtype
+from greenroom.checkpoints.shard_reader import place_of, torch_dtype, typed
 from greenroom.core.errors import CorruptCheckpoint, UnsupportedModel
 from greenroom.moe.architecture.families import unsupported
 from greenroom.moe.architecture.moe_layers import MoeLayer, blueprint, describe_layers
@@ -57,6 +58,16 @@ class Recipe:
     dtype: torch.dtype
     feeds: tuple[Feed, ...]
     converter: WeightConverter | None
+
+    @property
+    def build(self) -> tuple[Any, ...]:
+        """What is done to an expert's weights. It is the same for recipes that do the same to weights of one shape."""
+        return (
+            self.target,
+            self.dtype,
+            repr(self.converter.operations) if self.converter is not None else "",
+            *((feed.pattern, feed.stacked, feed.tensors[0].dtype, feed.tensors[0].shape) for feed in self.feeds),
+        )
 
     def make(self, weights: list[torch.Tensor], model: Any) -> dict[str, torch.Tensor]:
         """One expert's tensors by name. ``weights``: in the order of the feeds; a stacked one is given as one slice."""
@@ -109,6 +120,26 @@ class ExpertPlan:
         """One expert's tensors by name. Weights are cast first, as transformers does."""
         cast = [weight.to(recipe.dtype) if weight.is_floating_point() else weight for weight in weights]
         return recipe.make(cast, self._model)
+
+    def joins(self, recipe: Recipe) -> bool:
+        """Whether the recipe does no more than put the weights as stored one after the other, to the bit.
+
+        Then packing need not make them. Tried with the bytes of one expert, drawn at random.
+        """
+        stored = [feed.of(0) for feed in recipe.feeds]
+        if any(torch_dtype(tensor) != recipe.dtype for tensor, _ in stored):
+            return False
+        if recipe.converter is None:
+            return True
+        random, weights = np.random.default_rng(0), []
+        for tensor, part in stored:
+            _, nbytes = place_of(tensor, part)
+            weights.append(typed(torch.from_numpy(random.integers(0, 256, nbytes, dtype=np.uint8)), tensor, part))
+        made = self.make(recipe, weights)
+        if made.keys() != {recipe.target} or made[recipe.target].dtype != recipe.dtype:
+            return False
+        joined = torch.cat([_bytes_of(weight) for weight in weights])
+        return torch.equal(_bytes_of(made[recipe.target]), joined)
 
     @property
     def stored(self) -> list[StoredTensor]:
@@ -213,18 +244,13 @@ class ExpertPlan:
                 )
 
 
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().view(-1).view(torch.uint8)
+
+
 def _build(layer: MoeLayer, recipes: list[Recipe]) -> tuple[Any, ...]:
     """What ``_check`` depends on. It is the same for layers of one build."""
-    made_of = [
-        (
-            recipe.target,
-            recipe.dtype,
-            repr(recipe.converter.operations) if recipe.converter is not None else "",
-            *((feed.pattern, feed.stacked, feed.tensors[0].dtype, feed.tensors[0].shape) for feed in recipe.feeds),
-        )
-        for recipe in recipes
-    ]
-    return (layer.tensors, layer.stacked, *made_of)
+    return (layer.tensors, layer.stacked, *(recipe.build for recipe in recipes))
 
 
 def _refuse_more_layers(placed: Iterable[str], unplaced: Iterable[str]) -> None:

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 import torch
 
 from greenroom.checkpoints.pack_cache import LOCK_WAIT_S, Digest, OnBytes, find_or_make
+from greenroom.checkpoints.read_ahead import ReadAhead, Wanted
 from greenroom.checkpoints.shard_reader import ShardReader, typed
 from greenroom.core.errors import InvalidConfig
 from greenroom.experts.pack.layout import FLOATS, PackLayer, PackManifest, RecordLayout
-from greenroom.experts.pack.pack_file import PackWriter
+from greenroom.experts.pack.pack_file import PackWriter, Weights
 from greenroom.moe.loading.checkpoint import Checkpoint
 from greenroom.moe.loading.conversion import ExpertPlan, Recipe
 
 CONVERSION_VERSION: Final = 1  # increased when the same tensors are to give another pack
-Buffers = dict[tuple[str, str], torch.Tensor]
-"""Memory for reads that is reused, by recipe and feed."""
 
 
 def resolve_dtype(checkpoint: Checkpoint, dtype: str = "auto") -> torch.dtype:
@@ -77,39 +76,52 @@ class MoePackSource:
         return PackManifest(self._plan.checkpoint.config.model_type, self._dtype, digest, tuple(layers))
 
     def digest(self, total: Digest, on_bytes: OnBytes) -> None:
-        with ShardReader() as reader:
-            buffers: Buffers = {}
+        with ShardReader() as reader, ReadAhead(reader, self._wanted()) as stored:
             for number, layer in enumerate(self._plan.layers):
                 for expert in range(layer.experts):
-                    for _, weights in self._stored(reader, total, buffers, number, expert):
+                    for _, weights in self._taken(stored, total, number, expert):
                         on_bytes(sum(weight.nbytes for weight in weights))
+                    stored.give_back()
 
     def write(self, writer: PackWriter, total: Digest, on_bytes: OnBytes) -> None:
-        with ShardReader() as reader:
-            buffers: Buffers = {}
-            sizes = [layer.layout.nbytes for layer in self.manifest("").layers]
+        sizes = [layer.layout.nbytes for layer in self.manifest("").layers]
+        joins: dict[Hashable, bool] = {}  # in most models the layers' recipes are of one build
+        with ShardReader() as reader, ReadAhead(reader, self._wanted()) as stored:
             for number, layer in enumerate(self._plan.layers):
+                for recipe in self._plan.recipes[number]:
+                    if recipe.build not in joins:
+                        joins[recipe.build] = self._plan.joins(recipe)
+                joined = {recipe.target for recipe in self._plan.recipes[number] if joins[recipe.build]}
                 for expert in range(layer.experts):
-                    made: dict[str, torch.Tensor] = {}
-                    for recipe, weights in self._stored(reader, total, buffers, number, expert):
-                        made |= self._plan.make(recipe, weights)
+                    made: dict[str, Weights] = {}
+                    for recipe, weights in self._taken(stored, total, number, expert):
+                        if recipe.target in joined:
+                            made[recipe.target] = weights
+                        else:
+                            made.update(self._plan.make(recipe, weights))
                     writer.write(number, expert, [made[tensor.name] for tensor in layer.tensors])
+                    stored.give_back()
                     on_bytes(sizes[number])
 
-    def _stored(
-        self, reader: ShardReader, total: Digest, buffers: Buffers, number: int, expert: int
+    def _wanted(self) -> Iterator[Wanted]:
+        """Where all experts' weights are stored, in the order in which they are packed."""
+        for layer, recipes in zip(self._plan.layers, self._plan.recipes, strict=True):
+            for expert in range(layer.experts):
+                for recipe in recipes:
+                    for feed in recipe.feeds:
+                        yield feed.of(expert)
+
+    def _taken(
+        self, stored: ReadAhead, total: Digest, number: int, expert: int
     ) -> Iterator[tuple[Recipe, list[torch.Tensor]]]:
         """An expert's weights as stored in the checkpoint, recipe by recipe. ``total`` digests them.
 
-        They are in ``buffers``, and valid until the next expert is asked for.
+        They are valid until ``stored`` is given them back.
         """
         for recipe in self._plan.recipes[number]:
             weights = []
             for feed in recipe.feeds:
-                stored, part = feed.of(expert)
-                data = buffers[recipe.target, feed.pattern] = reader.read(
-                    stored, part, buffers.get((recipe.target, feed.pattern))
-                )
+                data = stored.take()
                 total.update(data.numpy().data)
-                weights.append(typed(data, stored, part))
+                weights.append(typed(data, *feed.of(expert)))
             yield recipe, weights
