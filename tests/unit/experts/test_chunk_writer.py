@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from greenroom.experts.pack.chunk_writer import ChunkWriter
+from greenroom.experts.pack.chunk_writer import THREADS, ChunkWriter
 
 CHUNK = 8192
 LENGTHS = (1, 4095, 3 * CHUNK, 0, 4096, CHUNK, 5, 2 * CHUNK - 5)
@@ -105,7 +105,7 @@ def test_memory_does_not_grow_with_the_file(writer: ChunkWriter, monkeypatch: py
     for _ in range(100):
         writer.append(drawn(CHUNK))
     writer.flush()
-    assert len(places) <= 4
+    assert len(places) <= THREADS + 2, "those with the disk, the one that is filled, and one between"
 
 
 def fails_at(offset: int) -> Callable[[int, memoryview, int], int]:
