@@ -13,6 +13,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 
 from greenroom.fabric.log import (
@@ -267,6 +268,11 @@ async def test_tls_with_a_user_and_a_password(kafka_broker: Broker, tmp_path: Pa
         assert await consumer.commit({0: 1})
 
 
+def connected_to(address: str) -> bool:
+    port = int(address.rpartition(":")[2])
+    return any(one.raddr and one.raddr.port == port for one in psutil.Process().net_connections("tcp"))
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -287,3 +293,5 @@ async def test_a_wrong_secret_says_what_is_wrong(kafka_broker: Broker, change: d
     with pytest.raises(LogUnavailable, match=reason):
         async with KafkaLog(dataclasses.replace(config, **change)):  # type: ignore[arg-type]
             pass
+    # An encrypted connection closes once the broker has said good-bye. A loop that ends before leaves it to later tests.
+    await until(lambda: not connected_to(kafka_broker.secure_address), "its connections are closed")
