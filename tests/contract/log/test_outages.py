@@ -293,5 +293,5 @@ async def test_a_wrong_secret_says_what_is_wrong(kafka_broker: Broker, change: d
     with pytest.raises(LogUnavailable, match=reason):
         async with KafkaLog(dataclasses.replace(config, **change)):  # type: ignore[arg-type]
             pass
-    # An encrypted connection closes once the broker has said good-bye. A loop that ends before leaves it to later tests.
+    # An encrypted connection closes once the broker has said good-bye. A loop that ends before leaves it to others.
     await until(lambda: not connected_to(kafka_broker.secure_address), "its connections are closed")
