@@ -14,6 +14,8 @@ COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 SYSTEM = Path("/usr/aarch64-linux-gnu")
 """Where Debian's cross-compiler has the C and C++ libraries."""
 LIBRARY, DRIVER = "_rows.so", "driver"
+TIMEOUT_S = 240.0
+"""Of one compilation, or of one run of tests: less than pytest gives a test."""
 BUILT = "GREENROOM_ARM_LIBRARY"
 """The environment variable with the folder of both, for processes that need not compile them."""
 
@@ -39,7 +41,12 @@ def build(folder: Path) -> str:
     said = ""
     for name, arguments in ((LIBRARY, of_library), (DRIVER, of_driver)):
         run = subprocess.run(
-            [COMPILER, *arguments, "-o", str(folder / name)], cwd=ROOT, stderr=subprocess.PIPE, text=True, check=False
+            [COMPILER, *arguments, "-o", str(folder / name)],
+            cwd=ROOT,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=TIMEOUT_S,
         )
         said += run.stderr
         run.check_returncode()

@@ -19,6 +19,7 @@ from greenroom.checkpoints.safetensors_headers import StoredTensor
 from greenroom.checkpoints.shard_reader import ShardReader, room_for
 from greenroom.core.errors import CorruptCheckpoint
 from greenroom.core.units import MIB
+from tests.no_direct_io import refuse_direct_io
 
 LARGE = 2 * MIB
 """Tensors of this size are read past the page cache."""
@@ -72,14 +73,7 @@ def test_they_are_what_was_asked_for(shard: Path) -> None:
 
 
 def test_a_file_system_without_direct_reads(shard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = os.open
-
-    def refuse(file: Any, flags: int, *mode: Any) -> int:
-        if flags & os.O_DIRECT:
-            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-        return original(file, flags, *mode)
-
-    monkeypatch.setattr(os, "open", refuse)
+    refuse_direct_io(monkeypatch)
     test_they_are_what_was_asked_for(shard)
 
 

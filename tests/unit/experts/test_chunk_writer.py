@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from greenroom.experts.pack.chunk_writer import THREADS, ChunkWriter
+from tests.no_direct_io import refuse_direct_io
 
 CHUNK = 8192
 LENGTHS = (1, 4095, 3 * CHUNK, 0, 4096, CHUNK, 5, 2 * CHUNK - 5)
@@ -57,14 +58,7 @@ def test_bytes_come_where_they_belong(writer: ChunkWriter, path: Path) -> None:
 
 
 def test_a_file_system_that_opens_no_file_so(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = os.open
-
-    def refuse(file: Any, flags: int, *mode: Any) -> int:
-        if flags & os.O_DIRECT:
-            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-        return original(file, flags, *mode)
-
-    monkeypatch.setattr(os, "open", refuse)
+    refuse_direct_io(monkeypatch)
     fd = os.open(path, os.O_RDWR)
     writer = ChunkWriter(path, fd, chunk_bytes=CHUNK)
     assert write_all(writer) == path.read_bytes()

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from greenroom.experts.copying import mover as mover_module
 from greenroom.experts.copying.mover import Job, Landing, Mover, Outbox
 from greenroom.policies.base.events import Reason, Tier
+from tests.waiting import until_others
 
 DEADLINE_S = 20.0
 
@@ -319,18 +320,29 @@ def test_the_check_of_one_job_does_not_keep_the_next_from_the_link() -> None:
     assert carrier.most_at_once == 1
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_where_a_job_ends_at_once_the_thread_that_moved_it_moves_the_next_ones(threads: int) -> None:
-    carrier = Carrying(threads=threads, depth=threads)
+def test_where_a_job_ends_at_once_the_thread_that_moved_it_moves_the_next_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    woken: list[int] = []
+    carrier = Carrying()
     carrier.at_once = True
-    carrier.let_all()
     with moving(carrier) as (mover, outbox):
+        notify = mover._changed.notify
+
+        def counted(threads: int = 1) -> None:
+            woken.append(threads)
+            notify(threads)
+
+        monkeypatch.setattr(mover._changed, "notify", counted)
+        until_others(lambda: mover._idle == 2, "both threads wait")
         for expert in range(50):
             mover.put(job(expert))
-        assert sorted(one.expert for one in ended(outbox, 50)) == list(range(50))
-        mover.put(job(50))  # when all are idle
+        carrier.wait_begun(1)
+        carrier.let_all()
+        assert [one.expert for one in ended(outbox, 50)] == list(range(50))
+        assert len(woken) == 1, "one part moves at a time: no other thread is of use"
+        until_others(lambda: mover._idle == 2, "both threads wait")
+        mover.put(job(50))
         assert [one.expert for one in ended(outbox, 1)] == [50]
-    assert carrier.most_at_once <= threads
+        assert len(woken) == 2
 
 
 def test_what_a_whole_job_lacks_is_an_error_of_the_job() -> None:

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from greenroom.moe.kernels.native.rows import INSTRUCTIONS, NativeRows
-from tests.arm.build import BUILT, ROOT, build, missing
+from tests.arm.build import BUILT, ROOT, TIMEOUT_S, build, missing
 from tests.arm.library import ArmLibrary
 
 if lacking := missing():
@@ -62,6 +62,7 @@ def test_the_products_pass_their_tests(built: Path, name: str, fastest: str, fil
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-v", *plugins, "-k", f"{fastest} or not neon", *files],
         cwd=ROOT, env=others | {"QEMU_CPU": name, BUILT: str(built)}, capture_output=True, text=True, check=False,
+        timeout=TIMEOUT_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert set(re.findall(r"\[(neon\w*).* PASSED", done.stdout)) == {fastest}
