@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.engine.link_bound import over_bound
-from benchmarks.harness.inputs.prepared_models import BUNDLED, MODELS, WIDENED
+from benchmarks.harness.inputs.prepared_models import ALL_MODELS, BUNDLED, WIDENED
 from benchmarks.harness.reporting.aims import Aim
 from benchmarks.harness.reporting.statistics import spread_json
 from benchmarks.harness.rows import GREENROOM, ORACLES, RESIDENT, THIRD, Row, agreement, fastest, find, speed_ratio
 
-POLICIES, SHARES, BOUNDED = "policies", "shares", "bounded"
-"""Stages. Those of policies may be several: ``policies``, ``policies 2``, ..."""
+POLICIES, SHARES, BOUNDED, FROM_DISK = "policies", "shares", "bounded", "shares, from the disk"
+"""Stages. Those of policies may be several: ``policies``, ``policies 2``, ... The last takes turns with the shares: on a
+GPU, without a host tier."""
 
 PEER = "transformers"
 
@@ -33,7 +34,7 @@ def figures(rows: Sequence[Row]) -> dict[str, Any]:
 
     A figure that could not be measured is None.
     """
-    by_model = {model: _of_model([row for row in rows if row.model == model]) for model in MODELS}
+    by_model = {model: _of_model([row for row in rows if row.model == model]) for model in ALL_MODELS}
     by_model = {model: found for model, found in by_model.items() if found}
     widened = by_model.get(WIDENED, {})
     return {

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.engine.figures import PEER, resident_of
 from benchmarks.engine.link_bound import bound_seconds
-from benchmarks.harness.inputs.prepared_models import MODELS
+from benchmarks.harness.inputs.prepared_models import ALL_MODELS
 from benchmarks.harness.reporting.plots import curve, legend_below, pairs_of, save, tidy
 from benchmarks.harness.reporting.statistics import Spread, spread_json
 from benchmarks.harness.rows import GREENROOM, RESIDENT, Row, fastest, paired
@@ -19,7 +19,7 @@ def plot(rows: Sequence[Row], path: Path) -> None:
 
     Raises PlotUnavailable.
     """
-    models = [model for model in MODELS if len(_curve(rows, model)) > 1]
+    models = [model for model in ALL_MODELS if len(_curve(rows, model)) > 1]
     if not models:
         return
     figure, panels = pairs_of(len(models))

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.engine.figures import AIMS, resident_of
 from benchmarks.engine.link_bound import over_bound
-from benchmarks.harness.inputs.prepared_models import MODELS
+from benchmarks.harness.inputs.prepared_models import ALL_MODELS
 from benchmarks.harness.reporting.aims import figure_lines
 from benchmarks.harness.rows import GREENROOM, Row
 from greenroom.core.units import format_bytes
@@ -18,7 +18,7 @@ COLUMNS = ("arm", "tok/s", "(min-max)", "peak", "hits", "moved/token", "/Belady"
 def table(rows: Sequence[Row]) -> str:
     """One block a stage of a model."""
     lines: list[str] = []
-    for model in MODELS:
+    for model in ALL_MODELS:
         of_model = [row for row in rows if row.model == model]
         for stage in dict.fromkeys(row.stage for row in of_model):
             cells = [_cells(row, rows) for row in of_model if row.stage == stage]

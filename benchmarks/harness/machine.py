@@ -32,6 +32,7 @@ def describe_machine(folder: Path) -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "instructions": _instructions(),
         "compiled_products": _compiled_products(),
+        "gpu": _gpu(),
         "memory_bytes": psutil.virtual_memory().total,
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "disk": read_ahead.device,
@@ -63,6 +64,14 @@ def _compiled_products() -> str | None:
         return native_rows().instruction_set
     except NativeUnavailable:
         return None
+
+
+def _gpu() -> str | None:
+    try:
+        import torch
+    except ImportError:
+        return None
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
 
 
 def _cpuinfo(name: str) -> str:

@@ -12,6 +12,7 @@ from benchmarks.harness.arms.disk_link import DiskLink
 from benchmarks.harness.arms.filled_memory import filled
 from benchmarks.harness.arms.routing_record import RoutingRecord
 from benchmarks.harness.arms.time_by_part import Inside
+from benchmarks.harness.arms.upload_link import UploadLink
 from benchmarks.harness.children.process_memory import peak_bytes, reset_peak
 from benchmarks.harness.turn import Turn, timed
 from greenroom.core.artifacts.artifact_kinds import ARTIFACT_FILES
@@ -30,7 +31,8 @@ class GreenroomArm:
     """``share``: of the experts that the device tier holds, such as ``33%``. ``max_running``: most requests at once.
 
     ``oracle``: a stream that runs once under LRU, so that the engine then opens under Belady's policy, which knows
-    ``oracle_turns`` runs of it to come. ``artifacts``: files that the policy predicts by, by kind.
+    ``oracle_turns`` runs of it to come. ``artifacts``: files that the policy predicts by, by kind. ``device``,
+    ``host``: as the worker's ``device`` and ``host_memory``.
     """
 
     def __init__(
@@ -43,11 +45,14 @@ class GreenroomArm:
         oracle_turns: int = 0,
         max_running: int = 8,
         artifacts: dict[str, str] | None = None,
+        device: str = "cpu",
+        host: str = "auto",
     ) -> None:
         self._max_running = max_running
         self._settings: dict[str, Any] = {
             "max_running": max_running,
             "model": model, "expert_memory": share, "kv_memory": KV_MEMORY, "warm_start": False, "progress": False,
+            "device": device, "host_memory": host,
         }  # fmt: skip
         options = dict(policy_options or {})
         if oracle is not None:
@@ -57,7 +62,12 @@ class GreenroomArm:
         for kind, path in (artifacts or {}).items():
             file = ARTIFACT_FILES[kind].read(Path(path))
             self._llm.worker.swap(self._llm.worker.prepare(file), ArtifactVersion.of(file))  # nothing runs yet
-        self._disk = DiskLink(self._llm.worker.pack.path, self._llm.worker.plan.slot_bytes)
+        worker = self._llm.worker
+        self._link: DiskLink | UploadLink
+        if worker.accelerator is None or worker.experts.host is None:
+            self._link = DiskLink(worker.pack.path, worker.plan.slot_bytes)
+        else:
+            self._link = UploadLink(worker.accelerator, worker.plan.slot_bytes)
 
     def _recorded(self, stream: dict[str, Any]) -> RoutingRecord:
         with LLM(**self._settings, policy="lru") as llm:
@@ -93,15 +103,13 @@ class GreenroomArm:
         """The stream: one request after the other, or ``max_running`` at once, the next joining when one has ended.
 
         ``record``: look at its routing too. ``inside``: at where its time goes, which costs a little. ``link``: measure
-        the disk before and after.
+        it before and after.
         """
         worker = self._llm.worker
         recorder = RoutingRecord(worker.experts.catalogue) if record else None
         worker.experts.listener = recorder
         speeds = [self.link()] if link else []
-        counters = worker.experts.refresh_counters()
-        before = (counters.lookups, counters.hits, counters.prefetches, counters.prefetches_used,
-                  counters.stall_seconds, counters.steps, sum(counters.bytes_by_link.values()))  # fmt: skip
+        before = self._counts()
         watch = Inside(self._llm) if inside else None
         reset_peak()
         try:
@@ -111,12 +119,9 @@ class GreenroomArm:
             worker.experts.listener = None
             if watch is not None:
                 watch.remove()
-        counters = worker.experts.refresh_counters()
-        after = (counters.lookups, counters.hits, counters.prefetches, counters.prefetches_used,
-                 counters.stall_seconds, counters.steps, sum(counters.bytes_by_link.values()))  # fmt: skip
         look_ups, hits, prefetches, used, stall, steps, moved = (
-            b - a for a, b in zip(before, after, strict=True)
-        )  # fmt: skip
+            b - a for a, b in zip(before, self._counts(), strict=True)
+        )
         peak = peak_bytes()
         speeds += [self.link()] if link else []
         plan = worker.plan
@@ -137,6 +142,18 @@ class GreenroomArm:
             inside={} if watch is None else watch.seconds(seconds[0]),
         ).as_json()
 
+    def _counts(self) -> tuple[float, ...]:
+        """What adds up, until now. Bytes are those of the links that end in the device tier."""
+        experts = self._llm.worker.experts
+        counters = experts.refresh_counters()
+        moved = counters.bytes_by_link
+        if self._llm.worker.accelerator is not None and experts.host is not None:
+            moved = {link: count for link, count in moved.items() if link != "disk"}
+        return (
+            counters.lookups, counters.hits, counters.prefetches, counters.prefetches_used, counters.stall_seconds,
+            counters.steps, sum(moved.values()),
+        )  # fmt: skip
+
     def _at_once(self, concurrency: int, prompts: int) -> int:
         """How many are submitted at once; the batch loop holds back what is more than may run."""
         if concurrency not in (1, self._max_running):
@@ -144,8 +161,8 @@ class GreenroomArm:
         return prompts if concurrency > 1 else 1
 
     def link(self) -> float:
-        """Bytes/s of the disk now (``DiskLink``)."""
-        return self._disk.bytes_per_s()
+        """Bytes/s of the link that fills the device tier, now (``UploadLink`` on a GPU with a host tier, ``DiskLink``)."""
+        return self._link.bytes_per_s()
 
     def memory_read(self) -> float:
         """Bytes/s at which all cores read the memory: the best of a few passes over more than the caches hold."""
@@ -158,7 +175,7 @@ class GreenroomArm:
         return max(speeds)
 
     def close(self) -> None:
-        self._disk.close()
+        self._link.close()
         self._llm.close()
 
 

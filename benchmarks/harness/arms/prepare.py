@@ -6,20 +6,22 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.arms.transformers_arms import write_offload_folder
-from benchmarks.harness.inputs.checkpoints import checkpoint_bytes, random_mixtral, random_of_size, widened
+from benchmarks.harness.inputs.checkpoints import LARGE_RANDOM, checkpoint_bytes, random_mixtral, random_of_size, widened
 from greenroom.demo import bundled_model_path
 from greenroom.moe.loading.checkpoint import resolve
 from greenroom.moe.loading.packing import ensure_pack
 
 
 class Prepare:
-    """``model``: ``bundled``, ``widened`` or ``random``, of ``expert_mib`` an expert."""
+    """``model``: ``bundled``, ``large``, or ``widened`` or ``random``, of ``expert_mib`` an expert."""
 
     def __init__(self, model: str, expert_mib: float, offload_folder: str | None = None) -> None:
         if model == "bundled":
             folder = bundled_model_path()
         elif model == "widened":
             folder = widened(expert_mib)
+        elif model == "large":
+            folder = random_mixtral(LARGE_RANDOM)
         else:
             folder = random_mixtral(random_of_size(expert_mib))
         checkpoint = resolve(str(folder))

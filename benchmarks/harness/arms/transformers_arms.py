@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -24,6 +25,8 @@ class _GenerateArm:
     """A transformers model whose ``generate`` runs the stream, greedily, without an end-of-sequence token."""
 
     model: Any
+    device: torch.device = torch.device("cpu")
+    """Of the model's first layer, and so of what it is given."""
 
     def _start(self) -> None:
         torch.set_num_threads(len(os.sched_getaffinity(0)))
@@ -62,7 +65,7 @@ class _GenerateArm:
         padded = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
         mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
         made = self.model.generate(
-            padded, attention_mask=mask, max_new_tokens=max(lengths), do_sample=False, pad_token_id=0
+            padded.to(self.device), attention_mask=mask.to(self.device), max_new_tokens=max(lengths), do_sample=False, pad_token_id=0
         )[:, longest:].tolist()
         return [row[:length] for row, length in zip(made, lengths, strict=True)]
 
@@ -73,11 +76,11 @@ class _GenerateArm:
 class TransformersArm(_GenerateArm):
     """All weights in memory."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, device: str = "cpu") -> None:
         self._start()
-        self.model = _greedy(
-            AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16, attn_implementation="sdpa")
-        )
+        self.device = torch.device(device)
+        loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16, attn_implementation="sdpa")
+        self.model = _greedy(loaded.to(self.device))
 
 
 class DiskOffloadArm(_GenerateArm):
@@ -99,10 +102,16 @@ class DiskOffloadArm(_GenerateArm):
 
 
 class DeviceMapArm(_GenerateArm):
-    """accelerate by transformers' ``device_map``: whole layers in ``memory_bytes`` of RAM, the others on disk."""
+    """accelerate by transformers' ``device_map``: whole layers in ``memory_bytes`` of RAM, the others on disk. On
+    ``cuda``: in so much of the GPU's memory, the others in RAM.
+    """
 
-    def __init__(self, model: str, memory_bytes: int, scratch: str) -> None:
+    def __init__(self, model: str, memory_bytes: int, scratch: str, device: str = "cpu") -> None:
         self._start()
+        self.device = torch.device(device)
+        limits: dict[Any, Any] = {"cpu": memory_bytes}
+        if device != "cpu":
+            limits = {0: memory_bytes, "cpu": psutil.virtual_memory().available}
         self._folder = Path(tempfile.mkdtemp(prefix="device-map-", dir=scratch))
         try:
             self.model = _greedy(
@@ -111,7 +120,7 @@ class DeviceMapArm(_GenerateArm):
                     dtype=torch.bfloat16,
                     attn_implementation="sdpa",
                     device_map="auto",
-                    max_memory={"cpu": memory_bytes},
+                    max_memory=limits,
                     offload_folder=str(self._folder),
                 )
             )
@@ -121,7 +130,8 @@ class DeviceMapArm(_GenerateArm):
 
     def describe(self) -> dict[str, Any]:
         places = list(getattr(self.model, "hf_device_map", {}).values())  # there is none where all fits
-        return {**super().describe(), "modules_on_disk": places.count("disk"), "modules": len(places)}
+        return {**super().describe(), "modules_on_disk": places.count("disk"), "modules_in_ram": places.count("cpu"),
+                "modules": len(places)}  # fmt: skip
 
     def close(self) -> None:
         super().close()

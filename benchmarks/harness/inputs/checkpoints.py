@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,6 +75,10 @@ class RandomMixtral:
         }
 
 
+LARGE_RANDOM = RandomMixtral(layers=12, experts=128, top_k=8, hidden=2048, intermediate=768, heads=16, kv_heads=4)
+"""As many experts a layer as large, and as many picked, as Qwen3-30B-A3B has. 1,536 experts of 9 MiB: 13.5 GiB."""
+
+
 def random_of_size(expert_mib: float) -> RandomMixtral:
     """With experts of about this size, their width a multiple of 64. 21 MiB is the default's 3584."""
     row = 3 * RandomMixtral().hidden * 2
@@ -119,13 +125,16 @@ def _write(model: RandomMixtral, folder: Path, progress: bool) -> None:
     weight_map: dict[str, str] = {}
     total = 0
     shards = ["dense", *range(model.layers)]
-    for number, shard in enumerate(tqdm(shards, desc="random checkpoint", unit="shard", disable=not progress), start=1):
-        shapes = _dense_shapes(model) if shard == "dense" else _layer_shapes(model, int(shard))
-        tensors = {name: _drawn(name, shape, model.seed) for name, shape in shapes.items()}
-        file = f"model-{number:05}-of-{len(shards):05}.safetensors"
-        save_file(tensors, folder / file, metadata={"format": "pt"})
-        weight_map |= dict.fromkeys(tensors, file)
-        total += sum(tensor.nbytes for tensor in tensors.values())
+    bar = tqdm(shards, desc="random checkpoint", unit="shard", disable=not progress)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # drawing is all that takes time, and one thread's work a tensor
+        for number, shard in enumerate(bar, start=1):
+            shapes = _dense_shapes(model) if shard == "dense" else _layer_shapes(model, int(shard))
+            drawn = pool.map(_drawn, shapes.keys(), shapes.values(), itertools.repeat(model.seed))
+            tensors = dict(zip(shapes, drawn, strict=True))
+            file = f"model-{number:05}-of-{len(shards):05}.safetensors"
+            save_file(tensors, folder / file, metadata={"format": "pt"})
+            weight_map |= dict.fromkeys(tensors, file)
+            total += sum(tensor.nbytes for tensor in tensors.values())
     _json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": weight_map})
     _json(folder / "config.json", model.config())
     _json(folder / "generation_config.json", {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0})
