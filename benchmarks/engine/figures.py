@@ -12,8 +12,8 @@ from benchmarks.harness.reporting.statistics import spread_json
 from benchmarks.harness.rows import GREENROOM, ORACLES, RESIDENT, THIRD, Row, agreement, fastest, find, speed_ratio
 
 POLICIES, SHARES, BOUNDED, FROM_DISK = "policies", "shares", "bounded", "shares, from the disk"
-"""Stages. Those of policies may be several: ``policies``, ``policies 2``, ... The last takes turns with the shares: on a
-GPU, without a host tier."""
+"""Stages. Those of policies may be several: ``policies``, ``policies 2``, ... The last takes turns with the shares:
+on a GPU, without a host tier."""
 
 PEER = "transformers"
 

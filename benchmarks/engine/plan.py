@@ -78,7 +78,10 @@ def policies_stages(
     stages = []
     for number, part in enumerate(parts, start=1):
         name = POLICIES if number == 1 else f"{POLICIES} {number}"
-        arms = [_ours(name, model, RESIDENT, "lru", scale), *(_policy_arm(name, model, policy, scale) for policy in part)]
+        arms = [
+            _ours(name, model, RESIDENT, "lru", scale),
+            *(_policy_arm(name, model, policy, scale) for policy in part),
+        ]
         stages.append(Stage(tuple(arms), scale.rounds, seconds * len(part) / len(named)))
     return stages
 
@@ -184,7 +187,7 @@ def _ours(
     arguments: dict[str, Any] = {"concurrency": concurrency}
     arguments |= {"link": True} if link else {}
     arguments |= {"inside": True} if instrumented else {}
-    tiers = {"device": scale.device}
+    tiers: dict[str, Any] = {"device": scale.device}
     if scale.on_gpu:
         tiers["host"] = host or (NO_HOST if share == RESIDENT else ALL_ON_HOST)
     child = greenroom_child(model.folder, share, policy, **tiers)

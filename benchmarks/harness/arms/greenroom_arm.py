@@ -161,7 +161,7 @@ class GreenroomArm:
         return prompts if concurrency > 1 else 1
 
     def link(self) -> float:
-        """Bytes/s of the link that fills the device tier, now (``UploadLink`` on a GPU with a host tier, ``DiskLink``)."""
+        """Bytes/s now of the link that fills the device tier: the disk's, or a host tier's to a GPU."""
         return self._link.bytes_per_s()
 
     def memory_read(self) -> float:

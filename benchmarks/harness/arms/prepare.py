@@ -6,7 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.arms.transformers_arms import write_offload_folder
-from benchmarks.harness.inputs.checkpoints import LARGE_RANDOM, checkpoint_bytes, random_mixtral, random_of_size, widened
+from benchmarks.harness.inputs.checkpoints import (
+    LARGE_RANDOM,
+    checkpoint_bytes,
+    random_mixtral,
+    random_of_size,
+    widened,
+)
 from greenroom.demo import bundled_model_path
 from greenroom.moe.loading.checkpoint import resolve
 from greenroom.moe.loading.packing import ensure_pack

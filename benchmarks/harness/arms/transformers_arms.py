@@ -65,7 +65,11 @@ class _GenerateArm:
         padded = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
         mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
         made = self.model.generate(
-            padded.to(self.device), attention_mask=mask.to(self.device), max_new_tokens=max(lengths), do_sample=False, pad_token_id=0
+            padded.to(self.device),
+            attention_mask=mask.to(self.device),
+            max_new_tokens=max(lengths),
+            do_sample=False,
+            pad_token_id=0,
         )[:, longest:].tolist()
         return [row[:length] for row, length in zip(made, lengths, strict=True)]
 

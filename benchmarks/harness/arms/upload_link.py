@@ -27,7 +27,7 @@ class UploadLink(Closing):
         view = memoryview(self._region)
         self._unlock: Callable[[], None] = accelerator.lock_pages(view)
         there, here = accelerator.allocate(record * RECORDS), torch.frombuffer(view, dtype=torch.uint8)
-        self._pairs = list(zip(there.split(record), here.split(record), strict=True))
+        self._pairs = list(zip(torch.split(there, record), torch.split(here, record), strict=True))
         self.bytes_per_s()  # the first touch of a page is not the link's doing
 
     def bytes_per_s(self) -> float:

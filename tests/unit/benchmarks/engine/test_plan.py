@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.engine import plan
 from benchmarks.harness.children.greenroom_child import parse_policy
-from benchmarks.harness.inputs.prepared_models import BUNDLED, RANDOM, WIDENED, PreparedModel
+from benchmarks.harness.inputs.prepared_models import BUNDLED, LARGE, RANDOM, WIDENED, PreparedModel
 from benchmarks.harness.inputs.token_streams import random_stream, task_stream
 from benchmarks.harness.rows import GREENROOM, ORACLES, RESIDENT, THIRD
 from greenroom.core.errors import InvalidConfig
@@ -115,3 +115,21 @@ def test_streams_are_the_same_every_time() -> None:
     assert [len(prompt) for prompt in drawn.prompts] == [5, 5, 5]
     assert drawn.lengths == (9, 9, 9)
     assert {token for prompt in drawn.prompts for token in prompt} <= set(range(4, 300))
+
+
+def test_on_a_gpu_all_arms_compute_there_and_hold_all_experts_in_ram() -> None:
+    scale = plan.Scale(device="cuda")
+    limits = plan.Limits(None, None, GIB, None, Path("/scratch"))
+    (policies,) = plan.policies_stages(model(LARGE), ["lru", "belady"], scale, 60.0, 64 * GIB)
+    shares = plan.shares_stage(model(LARGE), "lru", scale, 60.0)
+    bounded = plan.bounded_stage(model(LARGE), "lru", limits, scale, 60.0)
+    settings = [json.loads(arm.child.settings) for stage in (policies, shares, bounded) for arm in stage.arms]
+    assert {one["device"] for one in settings} == {"cuda"}
+    assert {(one["share"] == RESIDENT, one["host"]) for one in settings if "share" in one} == {
+        (True, "0%"),
+        (False, "100%"),
+        (False, "0%"),
+    }
+    assert {arm.row.stage for arm in shares.arms} == {"shares", "shares, from the disk"}
+    assert [arm.row.system for arm in bounded.arms] == [GREENROOM, "device_map"]
+    assert all(arm.child.limit_bytes is None and not arm.cold for arm in bounded.arms)

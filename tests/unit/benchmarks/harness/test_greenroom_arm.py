@@ -12,6 +12,7 @@ from benchmarks.harness.arms.time_by_part import PARTS
 from benchmarks.harness.inputs.token_streams import task_stream
 from benchmarks.harness.turn import Turn
 from greenroom.demo import bundled_model_path
+from tests.stand_in_device import stand_in
 
 STREAM = task_stream(bundled_model_path(), 3)
 
@@ -102,3 +103,20 @@ def test_the_oracle_knows_the_stream_and_moves_least(third: GreenroomArm) -> Non
         assert arm._llm.worker.experts.policy.departures == 0  # type: ignore[attr-defined]
     finally:
         arm.close()
+
+
+@pytest.mark.parametrize("host", ["100%", "0%"])
+def test_on_a_device_bytes_and_link_are_those_of_what_fills_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, host: str
+) -> None:
+    monkeypatch.setenv("GREENROOM_CACHE", str(tmp_path))
+    with stand_in(monkeypatch):
+        arm = GreenroomArm(str(bundled_model_path()), "33%", "lru", device="cuda", host=host)
+        try:
+            turn = run(arm, link=True)
+            assert turn.link is not None
+            assert turn.link > 0
+            assert turn.bytes_moved == (turn.look_ups - turn.hits) * arm.describe()["expert_bytes"]
+            assert run(arm).ids == turn.ids
+        finally:
+            arm.close()
