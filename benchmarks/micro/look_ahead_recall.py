@@ -66,6 +66,9 @@ class Watching(ResidentExperts):
         last = min(self.layer + 1 + AHEAD, self.layers)
         return PredictionRequest(ROUTER, (self.layer + 1, last)) if self.layer + 1 < last else None
 
+    def answers_at_once(self, kind: str) -> None:
+        pass
+
     def mark(self) -> Mark:
         raise RuntimeError("the CPU computes in order")
 

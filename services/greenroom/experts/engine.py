@@ -273,6 +273,9 @@ class ExpertEngine:
     def predicted(self, prediction: Prediction) -> None:
         self._predictions.answered(prediction)
 
+    def answers_at_once(self, kind: str) -> None:
+        self._predictions.answers_at_once(kind)
+
     def mark(self) -> Mark:
         accelerator = self._hardware.accelerator
         if accelerator is None:

@@ -72,7 +72,7 @@ class RunningLayer(AbstractContextManager[Arriving]):
                 keys = order
             if all_resident:
                 context.predictions.layer_routed(routing)
-                context.prefetcher.pump()
+                context.predictions.decided()
                 if context.policy.slot_by_slot:
                     return self._as_they_land(dict.fromkeys(keys), short_of_slots=False, in_order=order is not None)
                 return self._residents(keys)
@@ -83,7 +83,7 @@ class RunningLayer(AbstractContextManager[Arriving]):
                     self._passing = frozenset(missing.tolist())
             short_of_slots = self._begin(keys)
             context.predictions.layer_routed(routing)  # before more of what was wanted until now is fetched
-            context.prefetcher.pump()
+            context.predictions.decided()
             return self._as_they_land(dict.fromkeys(keys), short_of_slots, in_order=order is not None)
         except BaseException:
             self._unpin_all()

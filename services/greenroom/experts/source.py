@@ -89,6 +89,12 @@ class PredictsFor(Protocol):
         """The newest request of this kind that was not taken yet. None: there is none."""
         ...
 
+    def answers_at_once(self, kind: str) -> None:
+        """A provider says so where it answers each request of this kind as soon as the layer has been entered
+        (``routed``), before any expert runs. Policies then decide by it and by what they know already together.
+        """
+        ...
+
     def predicted(self, prediction: Prediction) -> None:
         """The answer to a request. To be called on the thread that owns the source."""
         ...

@@ -104,7 +104,9 @@ def make_engine(
     store = FakeStore(MANIFEST, before_read)
     config = EngineConfig(device_slots=device_slots, host_slots=host_slots, transfer_timeout_s=20)
     made = POLICIES[policy](catalogue)
-    return ExpertEngine(store, catalogue, made, config, predictors=prepared_predictors(made)), store
+    engine = ExpertEngine(store, catalogue, made, config, predictors=prepared_predictors(made))
+    engine.answers_at_once("router")  # as ``run_layer`` does
+    return engine, store
 
 
 def run_layer(engine: ExpertEngine, layer: int, picks: np.ndarray[tuple[int, int], np.dtype[np.int64]]) -> list[int]:

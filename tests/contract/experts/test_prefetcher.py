@@ -99,6 +99,25 @@ def test_what_is_foreseen_is_here_when_its_layer_comes(closing: list[ExpertEngin
     assert counters.on_demand_fetches == 2
 
 
+def test_nothing_is_fetched_ahead_before_an_answer_that_comes_at_once(closing: list[ExpertEngine]) -> None:
+    """What was wanted until now may be what the answer no longer wants."""
+    policy = LookAhead(catalogue(), layers=2)
+    engine = engine_of(policy, 12, Gate())
+    closing.append(engine)
+    engine.answers_at_once(ROUTER)
+    assert policy.answered_at_once == {ROUTER}
+    with engine.step(ONE_ROW, ONE_ROW == 1):
+        for layer, picks, begun in ((0, [1, 4], 0), (1, [2, 5], 2)):
+            with engine.routed(layer, np.array([picks])) as landing:
+                policy.prefetch = Prefetch(7 + layer, (catalogue().layer_of == 2).astype(np.float32))
+                engine._predictions.decided()
+                assert engine.counters.prefetches == begun
+                answer(engine, 2, 5)
+                assert engine.counters.prefetches == begun + 2
+                assert sorted(expert for expert, _ in landing) == picks
+            settle(engine)
+
+
 def test_what_waits_for_a_layer_is_taken_back_when_its_router_picks_others(closing: list[ExpertEngine]) -> None:
     gate = Gate(1)
     engine = engine_of(LookAhead(catalogue(), layers=1), 12, gate)

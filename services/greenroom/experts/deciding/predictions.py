@@ -29,16 +29,33 @@ class Predictions:
         self._predictors = [predictor for predictor in predictors if predictor.kind in asks]
         self._late = [each for each in self._predictors if type(each).poll is not PicksPredictor.poll]
         self._requests: dict[str, PredictionRequest] = {}  # by kind, the newest that no provider has taken
+        self._at_once: set[str] = set()
+
+    def answers_at_once(self, kind: str) -> None:
+        """Requests of this kind are answered as soon as the layer has been entered, before any of its experts runs."""
+        self._at_once.add(kind)
+        self._policy.answered_at_once |= {kind}
 
     def take_request(self, kind: str) -> PredictionRequest | None:
         """The newest request of this kind, once."""
+        self._collect()
+        return self._requests.pop(kind, None)
+
+    def _collect(self) -> None:
         for request in self._policy.take_requests() if self._asks else ():
             self._requests[request.kind] = request
-        return self._requests.pop(kind, None)
 
     def answered(self, prediction: Prediction) -> None:
         """A provider has answered."""
         self._policy.on_prediction(prediction)
+        self.decided()
+
+    def decided(self) -> None:
+        """Fetch what the policy wants, unless an answer that it wants to know first comes at once."""
+        if self._at_once:
+            self._collect()
+            if not self._at_once.isdisjoint(self._requests):
+                return
         self._prefetcher.pump()
 
     def prepare(self, artifact: Artifact) -> Artifact:

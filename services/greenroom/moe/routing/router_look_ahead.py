@@ -56,11 +56,11 @@ class _Gate(NamedTuple):
         return nn.functional.linear(rows, weight, bias)
 
     def scores(self, rows: torch.Tensor) -> torch.Tensor:
-        """The input of ``weights``, on the rows' device: logits ``[T, experts]``. If the picks are not simply the
-        largest logits, the picks ``[T, k]`` follow them.
+        """The input of ``weights``, on the rows' device: logits ``[T, experts]``, of a plain router in its own dtype.
+        If the picks are not simply the largest logits, the picks ``[T, k]`` follow them.
         """
         if self.plain:
-            return self.logits(rows).detach().float()
+            return self.logits(rows).detach()
         logits, picks = self.outputs(rows)
         return torch.cat([logits.detach().float(), picks.float()], dim=1)
 
@@ -73,10 +73,19 @@ class _Gate(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """Of some layers' answer: ``scores[T, columns]`` on the rows' device, and what makes weights of them in RAM."""
+    """Of some layers' answer: ``scores[T, columns]`` on the rows' device, and what makes weights of them in RAM.
+
+    ``gate``: of one layer's router. Several that are plain and alike make their weights in one go.
+    """
 
     scores: torch.Tensor
     weights: Callable[[Scores], Scores]
+    gate: _Gate | None = None
+
+    @property
+    def kind(self) -> tuple[int, int] | None:
+        gate = self.gate
+        return None if gate is None or not gate.plain else (gate.experts, gate.top_k)
 
 
 class LookAhead:
@@ -108,11 +117,11 @@ class LookAhead:
         if request is None:
             return
         parts = self._parts(layer, *request.layers, rows)
+        scores = (torch.cat([part.scores for part in parts], dim=1) if len(parts) > 1 else parts[0].scores).float()
         if rows.device.type == "cpu":
-            self._give(request, parts, [part.scores.numpy() for part in parts])
+            self._give(request, parts, scores.numpy())
         else:
-            both = torch.cat([part.scores for part in parts], dim=1) if len(parts) > 1 else parts[0].scores
-            self._pending = request, Download(both, self._source.mark), parts
+            self._pending = request, Download(scores, self._source.mark), parts
 
     def answer(self) -> None:
         """Give the answer that is copied from a device, if it has arrived."""
@@ -123,8 +132,7 @@ class LookAhead:
         if scores is None:
             return
         self._pending = None
-        widths = [part.scores.shape[1] for part in parts]
-        self._give(request, parts, np.split(scores.numpy(), np.cumsum(widths)[:-1], axis=1))
+        self._give(request, parts, scores.numpy())
 
     def _parts(self, layer: int, start: int, stop: int, rows: torch.Tensor) -> list[_Part]:
         """What foresees the layers ``[start, stop)``, in their order."""
@@ -133,21 +141,30 @@ class LookAhead:
         parts = []
         for ahead in range(start, stop):
             if ahead not in mapped:
-                parts.append(_Part(self.scores(layer, ahead, rows), self._gates[ahead].weights))
+                gate = self._gates[ahead]
+                parts.append(_Part(self.scores(layer, ahead, rows), gate.weights, gate))
             elif ahead == mapped.start:
                 assert self._maps is not None
                 parts.append(_Part(self._maps.logits(layer, mapped.start, mapped.stop, rows), chances))
         return parts
 
-    def _give(self, request: PredictionRequest, parts: Sequence[_Part], scores: Sequence[Scores]) -> None:
-        values = [part.weights(own) for part, own in zip(parts, scores, strict=True)]
-        self._source.predicted(
-            Prediction(request, "", np.concatenate(values, axis=1) if len(values) > 1 else values[0])
-        )
+    def _give(self, request: PredictionRequest, parts: Sequence[_Part], scores: Scores) -> None:
+        """``scores[T, columns]``: of all parts, one behind the other."""
+        first = parts[0]
+        if len(parts) == 1:
+            values = first.weights(scores)
+        elif first.kind is not None and all(part.kind == first.kind for part in parts):
+            experts, top_k = first.kind
+            values = _around_the_boundary(scores.reshape(-1, experts), top_k).reshape(scores.shape)
+        else:
+            ends = np.cumsum([part.scores.shape[1] for part in parts])
+            own = np.split(scores, ends[:-1], axis=1)
+            values = np.concatenate([part.weights(each) for part, each in zip(parts, own, strict=True)], axis=1)
+        self._source.predicted(Prediction(request, "", values))
 
     def weights(self, layer: int, ahead: int, rows: torch.Tensor) -> Scores:
         """``[T, experts of layer ahead]``: how probable each expert of the layer ``ahead`` is. Waits for the device."""
-        return self._gates[ahead].weights(self.scores(layer, ahead, rows).cpu().numpy())
+        return self._gates[ahead].weights(self.scores(layer, ahead, rows).float().cpu().numpy())
 
     def scores(self, layer: int, ahead: int, rows: torch.Tensor) -> torch.Tensor:
         """The output of the gate of ``ahead`` for ``rows[T, H]`` of ``layer``."""
@@ -221,6 +238,8 @@ def look_ahead_of(
         )
         return None
     found = [gate._replace(native=native) if _is_compiled(gate) else gate for gate in found]
+    if model.get_input_embeddings().weight.device.type == "cpu":
+        source.answers_at_once(ROUTER)
     return LookAhead([gate if exchange_norms else gate._replace(norm=None) for gate in found], source)
 
 

@@ -132,6 +132,10 @@ class ExpertPolicy(ServiceInterface, ABC):
     """Whether what is wanted ahead comes into each slot as soon as the slot's expert has run. Else a layer gives up its
     slots together, unless others of its own experts wait for them, which takes the engine less."""
 
+    answered_at_once: frozenset[str] = frozenset()
+    """Kinds of predictions whose requests at ``on_layer_routed`` are answered before anything is fetched ahead. The
+    engine says so, once a provider does. A policy may leave deciding to that answer."""
+
     predictors: tuple[PicksPredictor, ...] = ()
     """Of the policy's own, which the engine runs. They answer kinds that it ``asks``."""
 

@@ -182,6 +182,8 @@ class BlendedReuse(Reuse):
                 self._ask(self._path_request)
                 if self._path.answers_at(routing):
                     return  # what is wanted is decided once, with that answer
+            if ROUTER in self.answered_at_once:
+                return
         self._want_later(layer)
 
     def on_prediction(self, prediction: Prediction) -> None:
@@ -195,6 +197,8 @@ class BlendedReuse(Reuse):
             self._from_routers = _logit(prediction.values)
         else:
             self._from_paths = self._with_sequences(prediction.values, start, stop)
+            if self._from_routers is None and ROUTER in self.answered_at_once:
+                return  # decided once, with what the routers say
         self._expect(start, stop)
 
     def _with_sequences(self, values: Logits, start: int, stop: int) -> Logits:

@@ -36,9 +36,14 @@ def onward() -> Artifact:
     return Artifact(PATH, "1", arrays)
 
 
-def begun(*phases: Phase, picks: tuple[int, ...], router: dict[int, float] | None = None) -> DuoServe:
-    """A policy after layer 0 of a step of these rows, each of its own sequence."""
+def begun(
+    *phases: Phase, picks: tuple[int, ...], router: dict[int, float] | None = None, at_once: bool = False
+) -> DuoServe:
+    """A policy after layer 0 of a step of these rows, each of its own sequence. ``at_once``: it has been told that the
+    router answers before anything is fetched."""
     policy = DuoServe(POOL)
+    if at_once:
+        policy.answered_at_once = frozenset({ROUTER})
     policy.on_artifact_swapped(onward())
     step = Step("p", 1, np.arange(len(phases)), np.array(phases, dtype=np.uint8))
     routing = LayerRouting.from_picks(POOL, step, 0, np.array(picks)[:, None])
@@ -64,6 +69,19 @@ def wanted(policy: DuoServe) -> list[int]:
 
 def test_what_a_tokens_path_is_sure_of_is_wanted_in_the_next_two_layers() -> None:
     assert wanted(begun(Phase.DECODE, picks=(1,))) == [EXPERTS + 2, 2 * EXPERTS + 3]
+
+
+def test_where_the_router_answers_at_once_it_is_decided_once() -> None:
+    """By both answers together: the same is wanted, and nothing in between."""
+    sure = {1: 0.9}
+    for phases in ((Phase.DECODE,), (Phase.DECODE, Phase.PREFILL)):
+        picks = (1, 3)[: len(phases)]
+        later, sooner = (begun(*phases, picks=picks, router=sure, at_once=one) for one in (False, True))
+        assert later.prefetch is not None
+        assert sooner.prefetch is not None
+        np.testing.assert_array_equal(later.prefetch.priority, sooner.prefetch.priority)
+        assert later.prefetch.generation > sooner.prefetch.generation == 0
+        assert begun(*phases, picks=picks, at_once=True).prefetch is None
 
 
 def test_in_a_batch_it_is_wanted_for_any_row() -> None:
