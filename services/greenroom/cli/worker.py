@@ -123,7 +123,9 @@ def worker(**options: Any) -> None:
 
     # Imports torch, which takes seconds. What can be refused without it has been refused.
     from greenroom.worker.model.model_runtime import ModelRuntime
+    from greenroom.worker.process import share_interpreter
 
+    share_interpreter()
     with ModelRuntime(config) as model:
         code = _live(model, options)
     sys.exit(code)
@@ -159,11 +161,12 @@ def _collaboration(options: dict[str, Any]) -> int:
     from greenroom.worker.collaboration.card import card_of
     from greenroom.worker.collaboration.collaboration_engine import CollaborationEngine, most_requests
     from greenroom.worker.collaboration.metrics import CollaborationCollector
-    from greenroom.worker.process import worker_parts
+    from greenroom.worker.process import share_interpreter, worker_parts
     from greenroom.worker.service import WorkerService
     from greenroom.worker.service_counters import ServiceCollector
     from greenroom.worker.usable_memory import memory
 
+    share_interpreter()
     available = memory().available
     with CollaborationRuntime(
         collaboration,

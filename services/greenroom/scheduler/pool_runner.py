@@ -56,6 +56,7 @@ _INBOX = 1024
 _APPEND_S = 60.0
 """A record is appended anew only when the append before has ended. So an outage costs one copy of it a minute."""
 _GATEWAY_LIFETIMES = 10.0
+_DEPTH_STEPS = 16
 _MOST_MACHINES = 64
 """Of workers that are compared with the profile's: a fleet of more kinds has been told enough."""
 
@@ -93,6 +94,8 @@ class PoolRunner:
         self._workers = WorkerCalls(self.pool, self.trace_contexts, dialer, clock, self._act)
         self._appends: set[asyncio.Task[None]] = set()
         self._journal_dead_letters = DeadLetters(log)
+        self._told_waiting = 0
+        """How many were announced to wait."""
         self._announcer = Announcer(log, self._member)
 
     # -- what the service calls ----------------------------------------------------------------------------------
@@ -180,7 +183,7 @@ class PoolRunner:
     async def _follow(self, reader: Reader) -> None:
         while not self.deposed:
             self._read_journal(await reader.poll(_POLL_S))
-            self._announcer.changed()
+            self._look_at_depth()
             self._came.set()
 
     async def _take_tasks(self) -> None:
@@ -203,7 +206,7 @@ class PoolRunner:
                 if request_id is not None:
                     self.trace_contexts.came(request_id, record)
                 self._act(effects)
-            self._announcer.changed()
+            self._look_at_depth()
 
     async def _write_dead_letter(self, effect: WriteDeadLetter) -> None:
         letter = DeadLetter(
@@ -280,7 +283,16 @@ class PoolRunner:
                 _LOG.warning("gateway %s has gone: its requests without a key are ended", gateway)
                 self._act(self.pool.gateway_gone(gateway, self._clock()))
 
+    def _look_at_depth(self) -> None:
+        """Announce how many wait where it has moved by so much that gateways would refuse others. Every process reads
+        what is announced, and a depth that is a little older is still right: gateways count their own requests too."""
+        waiting, limit = len(self.pool.waiting), self.pool.config.max_waiting
+        moved = abs(waiting - self._told_waiting)
+        if moved >= max(1, limit // _DEPTH_STEPS) or (moved and (waiting == 0 or waiting >= limit)):
+            self._announcer.changed()
+
     def _member(self) -> Member:
+        self._told_waiting = len(self.pool.waiting)
         return Member(
             member=MemberKind.SCHEDULER,
             instance=self.pool.scheduler,

@@ -19,15 +19,19 @@ class PoolModel:
         self._text_digest = text_digest
         self._card: ModelCard | None = None
         self._stranger: str | None = None
+        self._served: tuple[ModelCard, ServedModel] | None = None
+        """What ``served`` returned last, and the card that it is of: it is asked several times for each request."""
 
     def served(self) -> ServedModel:
         """Raises ApiError (503) before a worker has said what it serves."""
         card = self._common_card()
         if card is None:
             raise unavailable(_NOT_KNOWN, "not_ready")
-        return ServedModel(
-            card.name, card.max_model_len, card.vocab_size, card.eos_token_ids, card.created, card.collaboration
-        )
+        if self._served is None or self._served[0] is not card:
+            self._served = card, ServedModel(
+                card.name, card.max_model_len, card.vocab_size, card.eos_token_ids, card.created, card.collaboration
+            )
+        return self._served[1]
 
     @property
     def unready(self) -> str | None:
