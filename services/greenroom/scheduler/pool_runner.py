@@ -284,11 +284,7 @@ class PoolRunner:
                 self._act(self.pool.gateway_gone(gateway, self._clock()))
 
     def _look_at_depth(self) -> None:
-        """Announce how many wait where it has moved by so much that gateways would refuse others. Every process reads
-        what is announced, and a depth that is a little older is still right: gateways count their own requests too."""
-        waiting, limit = len(self.pool.waiting), self.pool.config.max_waiting
-        moved = abs(waiting - self._told_waiting)
-        if moved >= max(1, limit // _DEPTH_STEPS) or (moved and (waiting == 0 or waiting >= limit)):
+        if worth_telling(self._told_waiting, len(self.pool.waiting), self.pool.config.max_waiting):
             self._announcer.changed()
 
     def _member(self) -> Member:
@@ -334,3 +330,13 @@ class PoolRunner:
         self._appends.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _LOG.error("writing to the log failed by a defect", exc_info=error)
+
+
+def worth_telling(told: int, waiting: int, limit: int) -> bool:
+    """Whether gateways are told at once how many requests wait. ``told``: what they were told last.
+
+    Every process reads each announcement. A gateway refuses by the limit, and counts its own requests too, so a small
+    change can wait for the next announcement.
+    """
+    moved = abs(waiting - told)
+    return moved >= max(1, limit // _DEPTH_STEPS) or (moved > 0 and (waiting == 0 or waiting >= limit))
