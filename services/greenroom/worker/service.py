@@ -339,12 +339,14 @@ class WorkerService(Part):
 
     def stream_opened(self, request_id: str, attempt: Attempt, delivered: tuple[Token, ...]) -> None:
         self._do(self.table.opened(request_id, attempt, delivered, self._clock()))
+        self.counters.tokens = self.table.generated
 
     def stream_unwanted(self, request_id: str, attempt: Attempt) -> None:
         self._do(self.table.unwanted(request_id, attempt))
 
     def no_stream(self, request_id: str, attempt: Attempt) -> None:
         self._do(self.table.no_stream(request_id, attempt))
+        self.counters.tokens = self.table.generated
 
     def stream_broken(self, request_id: str, attempt: Attempt) -> None:
         self._do(self.table.stream_broken(request_id, attempt))
@@ -377,7 +379,7 @@ class WorkerService(Part):
             elif isinstance(event, Finished):
                 self._ended(number, event, now)
         self.streams.flush()
-        self.counters.tokens += count
+        self.counters.tokens = self.table.generated
         if self._fault is not None:
             self._fault.tokens(count)
 

@@ -59,7 +59,7 @@ HELP = {
     "results": "Ends that were reported to a scheduler.",
     "given_back": "Requests given back because the worker stopped.",
     "forgotten": "Requests dropped because no scheduler's call waited for them.",
-    "tokens": "Tokens generated.",
+    "tokens": "Tokens generated, those apart that nobody wanted.",
     "tokens_sent": "Tokens sent to gateways.",
     "messages_sent": "Messages to gateways.",
     "gateway_calls": "Calls opened to gateways.",

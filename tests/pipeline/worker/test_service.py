@@ -109,6 +109,7 @@ async def test_of_a_run_that_begins_anew_nothing_is_learnt_and_its_prefill_is_co
         await until(lambda: stage.service.counters.traces == 1)
         counters = stage.service.counters
         assert (counters.results, counters.prefill_rows_for_nothing) == (1, len(PROMPT) if steps else 0)
+        assert counters.tokens == 3
         assert not stage.service._unheard
         assert not stage.service._ends
 

@@ -111,7 +111,9 @@ def test_it_generates_while_it_asks_and_nobody_is_told_before_the_answer(table: 
     assert table.ended(0, END, 0) == []
     assert table.renew(0, 2_000, 0) == []
     table.audit()
+    assert table.generated == 0
     assert table.opened("r", A1, (), 0) == [Emit("r", A1, tokens(10)), Report(0, "r", A1, END, tokens(10))]
+    assert table.generated == 1
 
 
 @pytest.mark.parametrize("had", [(10,), (10, 11)])
@@ -140,6 +142,8 @@ def test_what_has_been_generated_meanwhile_was_for_nothing_where_it_does_not_fit
     assert effects == [Stop(0, for_nothing=True), Start(1, task(), tokens(*had))]
     table.audit()
     assert table.ended(0, END, 0) == []
+    assert table.token(0, Token(2, 12), 0) is None
+    assert table.generated == 0
     assert table.ended(1, END, 0) == [Report(1, "r", A1, END, tokens(*had))]
 
 
@@ -147,6 +151,7 @@ def test_one_that_nobody_wants_was_for_nothing(table: RunTable) -> None:
     table.call(0, A1, task())
     table.token(0, Token(0, 10), 0)
     assert table.unwanted("r", A1) == [Stop(0, for_nothing=True), Close("r", A1, Closing.UNWANTED)]
+    assert table.generated == 0
     table.call(0, A2, task())
     table.ended(1, END, 0)
     assert table.cancel("r", A2) == [Stop(1, for_nothing=True), Close("r", A2, Closing.RELEASED)]

@@ -179,6 +179,8 @@ class RunTable:
         self.runs: dict[str, Run] = {}
         self.input_bytes = 0
         """Of all runs."""
+        self.generated = 0
+        """Tokens that were generated for runs that are wanted, since the start."""
         self._grace_ms = grace_ms
         self._max_runs = max_runs
         self._max_bytes = max_bytes
@@ -288,8 +290,9 @@ class RunTable:
         run = self._opening(request_id, attempt)
         if run is None:
             return []
-        run.stream, run.sent, run.wanted = _Stream.OPEN, len(delivered), True
+        run.stream, run.sent = _Stream.OPEN, len(delivered)
         if _starts_with(run.tokens, delivered):
+            self._want(run)
             return self._flush(run, now)
         return self._begin_anew(run, tuple(delivered))
 
@@ -298,7 +301,8 @@ class RunTable:
         run = self.runs.get(request_id)
         if run is None or run.attempt != attempt or run.stream is _Stream.NONE:
             return []
-        run.stream, run.wanted = _Stream.NONE, True
+        run.stream = _Stream.NONE
+        self._want(run)
         return self._report(run)
 
     def unwanted(self, request_id: str, attempt: Attempt) -> list[Effect]:
@@ -328,6 +332,7 @@ class RunTable:
         if run is None:
             return None
         run.tokens.append(token)
+        self.generated += run.wanted
         if run.stream is not _Stream.OPEN or now >= self._lease_until:
             return None
         return self._emit(run)
@@ -360,10 +365,16 @@ class RunTable:
 
     # -- within --------------------------------------------------------------------------------------------------
 
+    def _want(self, run: Run) -> None:
+        """What it has generated fits what its client has had, or nobody has had anything."""
+        if not run.wanted:
+            run.wanted = True
+            self.generated += len(run.tokens)
+
     def _begin_anew(self, run: Run, prefix: tuple[Token, ...]) -> list[Effect]:
         former = run.number
         del self._by_number[former]
-        run.number = next(self._numbers)
+        run.number, run.wanted = next(self._numbers), True
         run.tokens, run.finished, run.reported = list(prefix), None, False
         self._by_number[run.number] = run
         return [Stop(former, for_nothing=True), Start(run.number, run.task, prefix)]
