@@ -1,11 +1,11 @@
-"""The two arms, both running: the engine in a process of its own, and the pipeline behind its HTTP API."""
+"""The arms, all running: the engine in a process of its own, and the pipeline behind its HTTP API."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from benchmarks.harness.children.processes import Child, ChildSpec
 from benchmarks.harness.machine import cache_folder
 from benchmarks.pipeline import http_client
+from benchmarks.pipeline.checkouts import Checkout
 from benchmarks.pipeline.pinning import pin, thread_seconds
 from benchmarks.pipeline.schedule import Measured, Planned, closed, prompts
 from benchmarks.pipeline.stub_worker import MODEL
@@ -34,9 +35,9 @@ class Arm(Protocol):
 class EngineArm:
     """The engine in a child process, ended by ``close``."""
 
-    def __init__(self, max_running: int) -> None:
+    def __init__(self, max_running: int, checkout: Checkout) -> None:
         settings = {"model": str(bundled_model_path()), "max_running": max_running}
-        spec = ChildSpec.of("benchmarks.pipeline.child_engine:ChildEngine", settings)
+        spec = ChildSpec.of("benchmarks.pipeline.child_engine:ChildEngine", settings, environment=checkout.environment)
         # Its memory and threads are as those of the pipeline's worker.
         self._child = Child(spec, open_timeout_s=OPEN_TIMEOUT_S, environment={"OMP_NUM_THREADS": "1"})
         self.pid = self._child.pid
@@ -76,45 +77,100 @@ class Effort:
 
 
 @dataclass(frozen=True)
-class BothArms:
-    """``rows``: every round's own figures, by all parts."""
+class Side:
+    """One checkout's two arms."""
 
+    checkout: Checkout
     engine: EngineArm
     pipeline: PipelineArm
     cluster: Cluster
+
+    def arms(self) -> list[tuple[Side, str, Arm]]:
+        return [(self, "engine", self.engine), (self, "pipeline", self.pipeline)]
+
+    def pids(self) -> dict[str, int]:
+        """Of the pipeline's processes, by kind."""
+        return {process.name.rstrip("0"): process.pid for process in self.cluster.processes.values()}
+
+    def prefill(self) -> Prefill:
+        worker = self.cluster["worker0"]
+        return Prefill(
+            worker.metric("greenroom_step_rows_total", phase="prefill"),
+            worker.metric("greenroom_worker_prefill_rows_for_nothing_total"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """Rows of prompts that a worker has computed so far, and those of them that served nobody."""
+
+    rows: float
+    for_nothing: float
+
+    def share_since(self, before: Prefill) -> float:
+        """The share for nothing of what came after ``before``."""
+        return (self.for_nothing - before.for_nothing) / max(1.0, self.rows - before.rows)
+
+
+@dataclass(frozen=True)
+class Arms:
+    """``beside``: another checkout's, where there is one. ``rows``: every round's own figures, by all parts."""
+
+    ours: Side
+    beside: Side | None
     broker: JarBroker
     effort: Effort
     texts: Sequence[str] = field(default_factory=lambda: prompts(200))
     rows: list[dict[str, Any]] = field(default_factory=list)
 
-    def arms(self, round_: int) -> list[tuple[str, Arm]]:
-        """Both by name; each round begins with the other one."""
-        found: list[tuple[str, Arm]] = [("engine", self.engine), ("pipeline", self.pipeline)]
+    @property
+    def sides(self) -> list[Side]:
+        return [self.ours] if self.beside is None else [self.ours, self.beside]
+
+    def in_turn(self, round_: int) -> list[tuple[Side, str, Arm]]:
+        """All of them; each round goes the other way."""
+        found = self.ours.arms() if self.beside is None else [*self.ours.arms(), *self.beside.arms()[::-1]]
         return found if round_ % 2 else found[::-1]
 
 
 @contextmanager
-def opened(broker: JarBroker, folder: Path, effort: Effort) -> Iterator[BothArms]:
-    """Both arms open, each with its engine on core 0 and all else on core 1."""
+def opened(
+    broker: JarBroker, folder: Path, effort: Effort, ours: Checkout, beside: Checkout | None = None
+) -> Iterator[Arms]:
+    """All arms open, each with its engine on core 0 and all else on core 1."""
+    with ExitStack() as stack:
+        side = _side(stack, broker, folder, "bench.", effort, ours)
+        other = None if beside is None else _side(stack, broker, folder / "beside", "beside.", effort, beside)
+        arms = Arms(side, other, broker, effort)
+        for one in arms.sides:
+            _pin(one, effort, closed(arms.texts, 60, effort.tokens))
+        for pid in (broker.pid, os.getpid()):
+            pin(pid, OTHERS)
+        yield arms
+
+
+def _side(stack: ExitStack, broker: JarBroker, folder: Path, prefix: str, effort: Effort, checkout: Checkout) -> Side:
     options = {
         "worker": ["--max-running", str(effort.max_running), "--cold-start"],
         "scheduler": ["--max-waiting", "64", "--max-queue-wait", "10"],
     }
-    cluster = Cluster(folder, broker.address, prefix="bench.", cache=cache_folder(), options=options)
-    with closing(EngineArm(effort.max_running)) as engine, running(cluster):
-        both = BothArms(engine, PipelineArm(cluster.urls[0]), cluster, broker, effort)
-        _pin_all(both, closed(both.texts, 60, effort.tokens))
-        yield both
+    folder.mkdir(exist_ok=True)
+    cluster = Cluster(
+        folder, broker.address, prefix=prefix, cache=cache_folder(), options=options, environment=checkout.environment
+    )
+    engine = stack.enter_context(closing(EngineArm(effort.max_running, checkout)))
+    stack.enter_context(running(cluster))
+    return Side(checkout, engine, PipelineArm(cluster.urls[0]), cluster)
 
 
-def _pin_all(both: BothArms, warm_up: Sequence[Planned]) -> None:
+def _pin(side: Side, effort: Effort, warm_up: Sequence[Planned]) -> None:
     """Both arms work once, which shows which of their threads is the engine's."""
-    others = OTHERS if both.effort.thread_only else (ENGINE_CORE,)
-    worker = both.cluster["worker0"].pid
-    for pid, arm in ((both.engine.pid, both.engine), (worker, both.pipeline)):
+    others = OTHERS if effort.thread_only else (ENGINE_CORE,)
+    worker = side.cluster["worker0"].pid
+    for pid, arm in ((side.engine.pid, side.engine), (worker, side.pipeline)):
         before = thread_seconds(pid)
         arm.run(warm_up, at_once=8)
         pin(pid, others, busiest_on=ENGINE_CORE, since=before)
-    services = [process.pid for process in both.cluster.processes.values() if process.pid != worker]
-    for pid in (*services, both.broker.pid, os.getpid()):
-        pin(pid, OTHERS)
+    for pid in side.pids().values():
+        if pid != worker:
+            pin(pid, OTHERS)

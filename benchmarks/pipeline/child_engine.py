@@ -10,14 +10,17 @@ from typing import Any
 from benchmarks.pipeline.schedule import Measured, Planned
 from greenroom.core.generation import Finished, GenerationRequest, SamplingParams
 from greenroom.fabric.lifecycle import run_loop
+from greenroom.moe.torch_compiler import compiler_on_demand
 from greenroom.worker.model.config import WorkerConfig
-from greenroom.worker.model.model_runtime import ModelRuntime
 
 
 class ChildEngine:
     """A worker's model and batch loop, without its services."""
 
     def __init__(self, model: str, max_running: int) -> None:
+        compiler_on_demand()  # as in a worker's process; Triton, which comes with it, reports leaks at the end
+        from greenroom.worker.model.model_runtime import ModelRuntime
+
         config = WorkerConfig(model=model, threads=1, max_running=max_running, warm_start=False, progress=False)
         self._worker = ModelRuntime(config)
         gc.collect()

@@ -34,6 +34,14 @@ def added(engine: Sequence[Measured], pipeline: Sequence[Measured]) -> dict[str,
     }
 
 
+def over_main(ours: Mapping[str, float], main: Mapping[str, float]) -> dict[str, float]:
+    """One round's ``added`` of this checkout over that of the other one."""
+    return {
+        "ttft_added_p50_over_main": ours["ttft_added_p50_ms"] / main["ttft_added_p50_ms"],
+        "ttft_added_p99_over_main": ours["ttft_added_p99_ms"] / main["ttft_added_p99_ms"],
+    }
+
+
 def processor_time(spent: Mapping[str, float], tokens: int, requests: int) -> tuple[dict[str, float], dict[str, float]]:
     """``spent``: seconds by process, ``worker`` and ``broker`` among them.
 

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 from benchmarks.harness.reporting.statistics import percentile
-from benchmarks.pipeline.arms import BothArms
+from benchmarks.pipeline.arms import Arms
 from benchmarks.pipeline.pinning import resident_bytes
 from benchmarks.pipeline.schedule import poisson
 
@@ -15,19 +15,19 @@ REST_S = 10.0
 """After the overload and before latency is measured again."""
 
 
-def measure(both: BothArms, saturating: float) -> dict[str, Any]:
+def measure(arms: Arms, saturating: float) -> dict[str, Any]:
     """``saturating``: requests a second. Latency before and after is at half of that."""
-    effort, pids = both.effort, [process.pid for process in both.cluster.processes.values()]
+    effort, pids = arms.effort, list(arms.ours.pids().values())
     window = max(3.0, effort.overload_seconds / 6)
 
     def calm(seed: int) -> float:
-        results = both.pipeline.run(poisson(both.texts, saturating / 2, window, effort.tokens, seed))
+        results = arms.ours.pipeline.run(poisson(arms.texts, saturating / 2, window, effort.tokens, seed))
         return percentile([one.ttft for one in results if not one.refused], 0.5)
 
     before = [calm(100 + number) for number in range(3)]
     memory_before = resident_bytes(pids)
-    plan = poisson(both.texts, 3 * saturating, effort.overload_seconds, effort.tokens, seed=77)
-    results = both.pipeline.run(plan)
+    plan = poisson(arms.texts, 3 * saturating, effort.overload_seconds, effort.tokens, seed=77)
+    results = arms.ours.pipeline.run(plan)
     memory_after = resident_bytes(pids)
     time.sleep(REST_S)
     after = calm(200)
@@ -44,5 +44,5 @@ def measure(both: BothArms, saturating: float) -> dict[str, Any]:
         "ttft_p50_before_ms": [round(1e3 * one, 1) for one in before],
         "ttft_p50_after_ms": round(1e3 * after, 1),
     }
-    both.rows.append({"stage": "overload", "rate": 3 * saturating, **outcome})
+    arms.rows.append({"stage": "overload", "rate": 3 * saturating, **outcome})
     return outcome

@@ -59,7 +59,11 @@ class StubEngine:
             self._timer = asyncio.get_running_loop().call_later(STEP_S, self._step)
 
     def cancel(self, number: int) -> None:
-        self._running.pop(number, None)
+        running = self._running.pop(number, None)
+        if running is not None:
+            request, given = running
+            end: Events = [(number, Finished(FinishReason.CANCELLED, len(request.prompt_ids), given))]
+            asyncio.get_running_loop().call_soon(self._take, end)
 
     def _step(self) -> None:
         self._timer = None

@@ -79,7 +79,11 @@ if TYPE_CHECKING:
 @click.option("--trace-rows", type=int, default=1024, show_default=True, help="Tokens of a sequence that are traced.")
 @trace_tokens_option
 @click.option(
-    "--forecast-every", type=int, default=40, show_default=True, help="Prompts between two forecasts; 0 for none."
+    "--forecast-every",
+    type=int,
+    default=40,
+    show_default=True,
+    help="Prompts between two forecasts; 0 for none, as where all experts fit.",
 )
 @click.option(
     "--forecast-timeout",
@@ -123,7 +127,9 @@ def worker(**options: Any) -> None:
 
     # Imports torch, which takes seconds. What can be refused without it has been refused.
     from greenroom.worker.model.model_runtime import ModelRuntime
+    from greenroom.worker.process import share_interpreter
 
+    share_interpreter()
     with ModelRuntime(config) as model:
         code = _live(model, options)
     sys.exit(code)
@@ -159,11 +165,12 @@ def _collaboration(options: dict[str, Any]) -> int:
     from greenroom.worker.collaboration.card import card_of
     from greenroom.worker.collaboration.collaboration_engine import CollaborationEngine, most_requests
     from greenroom.worker.collaboration.metrics import CollaborationCollector
-    from greenroom.worker.process import worker_parts
+    from greenroom.worker.process import share_interpreter, worker_parts
     from greenroom.worker.service import WorkerService
     from greenroom.worker.service_counters import ServiceCollector
     from greenroom.worker.usable_memory import memory
 
+    share_interpreter()
     available = memory().available
     with CollaborationRuntime(
         collaboration,
@@ -249,7 +256,7 @@ def _service_config(instance: str, model: WorkerConfig, options: dict[str, Any],
         streams=StreamConfig(slow_gateway_ms=options["slow_gateway"] * 1000.0),
         traces=TraceConfig(enabled=traced, rows=options["trace_rows"], tokens=options["trace_tokens"]),
         forecasts=ForecastConfig(
-            every=options["forecast_every"],
+            every=0 if all_fit else options["forecast_every"],
             timeout_ms=options["forecast_timeout"] * 1000.0,
             address=options["predictor"],
             predictor=forecast_predictor(options["forecast_predictor"], model.policy, all_fit=all_fit),

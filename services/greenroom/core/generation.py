@@ -136,7 +136,7 @@ class Finished:
     ``queue_seconds``: how long it waited before it ran; its whole life if it never ran. ``approximated``: of all
     choices of experts for its tokens, one a layer, the share in which the router was kept from its own choice.
     ``outputs``: of an inference that came to its own end. ``invalid``: it failed since it can not be served as it
-    stands.
+    stands. ``prefilled``: rows of its prompt and prefix that went through the model.
     """
 
     reason: FinishReason
@@ -147,6 +147,7 @@ class Finished:
     approximated: float = 0.0
     outputs: InferenceOutputs | None = None
     invalid: bool = False
+    prefilled: int = field(default=0, compare=False)
 
 
 Event = Token | Finished

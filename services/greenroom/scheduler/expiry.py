@@ -11,12 +11,13 @@ from greenroom.scheduler.request_entries import Entry, RequestStage
 
 
 def expire(pool: PoolState, now: float) -> list[Effect]:
-    """Workers whose lease has run out are lost; then everything that is due of each request."""
+    """Workers whose lease has run out are lost; then everything that is due of the requests, in their order."""
     effects: list[Effect] = []
     for name in [worker.name for worker in pool.workers.values() if now >= worker.lease_until]:
         effects += lose(pool, name, now)
     late: dict[str, list[Entry]] = {}
-    for entry in list(pool.entries.values()):
+    due = [entry for one in pool.due.take(now) if (entry := pool.entries.get(one)) is not None]
+    for entry in sorted(due, key=lambda entry: entry.order):
         overdue = entry.appending is None and now - entry.asked_ms >= pool.config.retry_ms
         match entry.stage:
             case RequestStage.ENDING:
@@ -31,6 +32,8 @@ def expire(pool: PoolState, now: float) -> list[Effect]:
                 effects += _timely(pool, entry, now)
     for name, entries in late.items():
         effects += append_lost(pool, name, entries, now)
+    for entry in due:
+        pool.watch(entry)
     return effects
 
 

@@ -33,6 +33,7 @@ def lose(pool: PoolState, name: str, now: float) -> list[Effect]:
         entry.again_at = None
     for entry in lost:
         entry.stage, entry.loses_unsure = RequestStage.LOSING, unsure
+        pool.watch(entry)
     if placed:
         pool.count("worker_lost")
     if lost:
@@ -73,6 +74,7 @@ def lost_append_ended(pool: PoolState, lost: Lost, now: float) -> list[Effect]:
     waiting = [entry for entry in entries if entry is not None and entry.appending is lost]
     for entry in waiting:
         entry.appending, entry.asked_ms = None, now
+        pool.watch(entry)
     losing = [entry for entry in waiting if entry.stage is RequestStage.LOSING]
     if losing and lost.epoch != pool.epoch:
         return append_lost(pool, lost.worker, losing, now)

@@ -48,6 +48,7 @@ def append_outcome(pool: PoolState, entry: Entry, now: float) -> list[Effect]:
 def outcome_append_ended(pool: PoolState, entry: Entry, outcome: Outcome, now: float, *, refused: bool) -> list[Effect]:
     """The append has ended. An outcome that the journal refuses is replaced by a failure without tokens."""
     entry.appending, entry.asked_ms = None, now
+    pool.watch(entry)
     if refused and outcome.message != TOO_LARGE:
         pool.count("outcome_refused")
         entry.outcome = msgspec.structs.replace(

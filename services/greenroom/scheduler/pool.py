@@ -172,6 +172,7 @@ class Pool(PoolState):
         for offset in entry.offsets:
             self.tracker.finish(offset)
         del self.entries[request_id]
+        self.due.forget(request_id)
         self.input_bytes -= 0 if entry.task is None else entry.task.input_bytes
         return effects + self.schedule(now)
 
@@ -432,6 +433,7 @@ class Pool(PoolState):
         entry = self._placed(worker, request_id, attempt)
         if entry is not None:
             entry.again_at = now + self.config.retry_ms * (1.0 if unwanted else 0.1)
+            self.watch(entry)
         return []
 
     # -- time ----------------------------------------------------------------------------------------------------

@@ -56,6 +56,7 @@ _INBOX = 1024
 _APPEND_S = 60.0
 """A record is appended anew only when the append before has ended. So an outage costs one copy of it a minute."""
 _GATEWAY_LIFETIMES = 10.0
+_DEPTH_STEPS = 16
 _MOST_MACHINES = 64
 """Of workers that are compared with the profile's: a fleet of more kinds has been told enough."""
 
@@ -93,6 +94,8 @@ class PoolRunner:
         self._workers = WorkerCalls(self.pool, self.trace_contexts, dialer, clock, self._act)
         self._appends: set[asyncio.Task[None]] = set()
         self._journal_dead_letters = DeadLetters(log)
+        self._told_waiting = 0
+        """How many were announced to wait."""
         self._announcer = Announcer(log, self._member)
 
     # -- what the service calls ----------------------------------------------------------------------------------
@@ -180,7 +183,7 @@ class PoolRunner:
     async def _follow(self, reader: Reader) -> None:
         while not self.deposed:
             self._read_journal(await reader.poll(_POLL_S))
-            self._announcer.changed()
+            self._look_at_depth()
             self._came.set()
 
     async def _take_tasks(self) -> None:
@@ -203,7 +206,7 @@ class PoolRunner:
                 if request_id is not None:
                     self.trace_contexts.came(request_id, record)
                 self._act(effects)
-            self._announcer.changed()
+            self._look_at_depth()
 
     async def _write_dead_letter(self, effect: WriteDeadLetter) -> None:
         letter = DeadLetter(
@@ -280,7 +283,12 @@ class PoolRunner:
                 _LOG.warning("gateway %s has gone: its requests without a key are ended", gateway)
                 self._act(self.pool.gateway_gone(gateway, self._clock()))
 
+    def _look_at_depth(self) -> None:
+        if worth_telling(self._told_waiting, len(self.pool.waiting), self.pool.config.max_waiting):
+            self._announcer.changed()
+
     def _member(self) -> Member:
+        self._told_waiting = len(self.pool.waiting)
         return Member(
             member=MemberKind.SCHEDULER,
             instance=self.pool.scheduler,
@@ -322,3 +330,13 @@ class PoolRunner:
         self._appends.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _LOG.error("writing to the log failed by a defect", exc_info=error)
+
+
+def worth_telling(told: int, waiting: int, limit: int) -> bool:
+    """Whether gateways are told at once how many requests wait. ``told``: what they were told last.
+
+    Every process reads each announcement. A gateway refuses by the limit, and counts its own requests too, so a small
+    change can wait for the next announcement.
+    """
+    moved = abs(waiting - told)
+    return moved >= max(1, limit // _DEPTH_STEPS) or (moved > 0 and (waiting == 0 or waiting >= limit))

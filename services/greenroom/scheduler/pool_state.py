@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Collection
 from enum import Enum
 
@@ -11,6 +12,7 @@ from greenroom.core.journal import JournalFold
 from greenroom.core.messages import Claim
 from greenroom.fabric.committable_offsets import PrefixTracker
 from greenroom.scheduler.config import PoolConfig
+from greenroom.scheduler.due_times import DueTimes
 from greenroom.scheduler.effects import Effect, Run
 from greenroom.scheduler.pool_workers import PoolWorker
 from greenroom.scheduler.request_entries import Entry, RequestStage
@@ -48,6 +50,8 @@ class PoolState:
         self.fold = JournalFold(journal_start)
         self.tracker = PrefixTracker(tasks_position)
         self.entries: dict[str, Entry] = {}
+        self.due = DueTimes()
+        """When each entry is to be looked at again, at the latest."""
         self.input_bytes = 0
         """Of all entries."""
         self.workers: dict[str, PoolWorker] = {}
@@ -76,6 +80,23 @@ class PoolState:
     def count(self, what: str) -> None:
         self.counts[what] = self.counts.get(what, 0) + 1
 
+    def due_ms(self, entry: Entry) -> float:
+        """When time will next bring something to it, as it stands; infinite: never."""
+        match entry.stage:
+            case RequestStage.ENDING | RequestStage.LOSING:
+                return math.inf if entry.appending is not None else entry.asked_ms + self.config.retry_ms
+            case RequestStage.WAITING | RequestStage.PLACED if entry.task is not None:
+                request = entry.task.request
+                due = float(request.deadline_ms)
+                if entry.stage is RequestStage.WAITING and not entry.begun:
+                    due = min(due, request.accepted_ms + self.config.max_queue_wait_ms)
+                return due if entry.again_at is None else min(due, entry.again_at)
+        return math.inf
+
+    def watch(self, entry: Entry) -> None:
+        """To be called wherever something may be due earlier than before."""
+        self.due.at(entry.request_id, self.due_ms(entry))
+
     def place(self, entry: Entry, worker: PoolWorker, now: float) -> list[Effect]:
         """Run the request on the worker."""
         self.waiting.pop(entry.request_id, None)
@@ -88,6 +109,7 @@ class PoolState:
         assert entry.task is not None
         entry.attempt = Attempt(self.epoch, next(self.attempts))
         entry.again_at = None
+        self.watch(entry)
         return [Run(worker.name, entry.attempt, entry.task)]
 
     def wait(self, entry: Entry) -> None:
@@ -103,6 +125,7 @@ class PoolState:
             self.unplace(entry)
             entry.stage = RequestStage.WAITING
             self.waiting[entry.request_id] = entry
+            self.watch(entry)
             in_order, newest = in_order and entry.order > newest, max(newest, entry.order)
         if not in_order:
             self.waiting = dict(sorted(self.waiting.items(), key=lambda item: item[1].order))
@@ -132,6 +155,8 @@ class PoolState:
                 assert placed.get(request_id) == entry.worker, f"{request_id} is not where it was placed"
                 assert entry.attempt is not None, f"{request_id} is placed without an attempt"
                 assert entry.attempt.epoch <= self.epoch, f"{request_id} runs under an epoch that is not held"
+            assert self.due.of(request_id) <= self.due_ms(entry), f"{request_id} is due before it is looked at"
+        assert len(self.due) <= len(self.entries), "only what is here is due"
         held = sum(entry.task.input_bytes for entry in self.entries.values() if entry.task is not None)
         assert self.input_bytes == held, "bytes are those of the entries"
         offsets = [offset for entry in self.entries.values() for offset in entry.offsets]

@@ -34,7 +34,7 @@ class TaskTypeConfig:
     append_tries: int = 3
     retry_s: float = 0.05
     max_retry_s: float = 2.0
-    commit_every_s: float = 0.1
+    commit_every_s: float = 0.5
     revoke_s: float = 2.0
     lag_every_s: float = 5.0
     stuck_after_s: float = 30.0

@@ -86,7 +86,7 @@ class GenerationEngine(Protocol):
         ...
 
     def cancel(self, number: int) -> None:
-        """Generate no more of it. Events of it may still come."""
+        """Generate no more of it. Events of it may still come; its Finished does, if it has not come yet."""
         ...
 
     def state(self) -> EngineState:

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from greenroom.core.attempts import Attempt
@@ -60,6 +61,15 @@ class Directory(Members, Predictors, Protocol):
     """The instances that are here; fabric's directory."""
 
 
+@dataclass(frozen=True, slots=True)
+class _End:
+    """What was generated for a task. ``prefilled``: rows of its prompt and prefix; ``routed``: where it was routed."""
+
+    task: Task
+    prefilled: int
+    routed: RecordedRouting | None
+
+
 class WorkerService(Part):
     """One worker of a pool, on one event loop. ``servicer.WorkerServicer`` is its gRPC side.
 
@@ -67,8 +77,8 @@ class WorkerService(Part):
     called when ``member`` returns something else than before. Routing, forecasts and artifacts are those of an
     engine that generates.
 
-    Nothing here waits for a gateway, the log or the predictor. The engine gets a request once its gateway has said what
-    the client has had, or is certainly not there.
+    Nothing here waits for a gateway, the log or the predictor. The engine gets a request at once. Nothing is emitted,
+    reported or learnt of it before its gateway has said what the client has had, or is certainly not there.
     """
 
     def __init__(
@@ -103,6 +113,11 @@ class WorkerService(Part):
         self._clock = clock
         self._unix_ms = unix_ms or SteadyClock()
         self._tasks_of: dict[int, Task] = {}
+        """Of what the engine generates, by number."""
+        self._ends: dict[int, _End] = {}
+        """Of what has come to its end and was not reported yet."""
+        self._unheard: set[int] = set()
+        """What was stopped for nothing and has not come to its end."""
         self._calls = WaitingCalls()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -247,7 +262,10 @@ class WorkerService(Part):
             token_ms=engine.token_ms,
             load_ms_by_task=engine.load_ms_by_task,
             artifacts={kind: str(one.version) for kind, one in artifacts.items() if one is not None},
-            runs=[worker_pb2.RunProgress(request_id=run.request_id, generated=len(run.tokens)) for run in runs],
+            runs=[
+                worker_pb2.RunProgress(request_id=run.request_id, generated=len(run.tokens) if run.wanted else 0)
+                for run in runs
+            ],
             arranges=executing is not None,
             executing=executing or (),
         )
@@ -321,12 +339,14 @@ class WorkerService(Part):
 
     def stream_opened(self, request_id: str, attempt: Attempt, delivered: tuple[Token, ...]) -> None:
         self._do(self.table.opened(request_id, attempt, delivered, self._clock()))
+        self.counters.tokens = self.table.generated
 
     def stream_unwanted(self, request_id: str, attempt: Attempt) -> None:
         self._do(self.table.unwanted(request_id, attempt))
 
     def no_stream(self, request_id: str, attempt: Attempt) -> None:
         self._do(self.table.no_stream(request_id, attempt))
+        self.counters.tokens = self.table.generated
 
     def stream_broken(self, request_id: str, attempt: Attempt) -> None:
         self._do(self.table.stream_broken(request_id, attempt))
@@ -359,26 +379,42 @@ class WorkerService(Part):
             elif isinstance(event, Finished):
                 self._ended(number, event, now)
         self.streams.flush()
-        self.counters.tokens += count
+        self.counters.tokens = self.table.generated
         if self._fault is not None:
             self._fault.tokens(count)
 
     def _ended(self, number: int, finished: Finished, now: float) -> None:
         task = self._tasks_of.pop(number, None)
-        if task is None:
-            return  # it was stopped
+        if task is None:  # it was stopped
+            if number in self._unheard:
+                self._unheard.discard(number)
+                self.counters.prefill_rows_for_nothing += finished.prefilled
+            return
         completed = finished.reason in (FinishReason.STOP, FinishReason.LENGTH)
+        routed = None
         if self._generating is not None and self.config.records_routing and completed:
             routed = self._generating.take_routing(number)
-            if routed is not None:
-                self._routed(task, routed)
+        self._ends[number] = _End(task, finished.prefilled, routed)
         self._do(self.table.ended(number, finished, now))
 
-    def _routed(self, task: Task, routed: RecordedRouting) -> None:
+    def _stopped(self, number: int, *, for_nothing: bool) -> None:
+        running, ended = self._tasks_of.pop(number, None), self._ends.pop(number, None)
+        if not for_nothing or self._generating is None:
+            return
+        if running is not None:
+            self._unheard.add(number)
+        elif ended is not None:
+            self.counters.prefill_rows_for_nothing += ended.prefilled
+
+    def _learn(self, number: int) -> None:
+        """Its end is told to a scheduler: its routing is worth learning from."""
+        end = self._ends.pop(number, None)
+        if end is None or end.routed is None:
+            return
         if self._traces is not None:
-            self._traces.offer(task, routed)
+            self._traces.offer(end.task, end.routed)
         if self._last_prompts is not None:
-            self._last_prompts.finished(task.task_type, routed)
+            self._last_prompts.finished(end.task.task_type, end.routed)
 
     # -- effects -------------------------------------------------------------------------------------------------
 
@@ -395,10 +431,11 @@ class WorkerService(Part):
                     self._tasks_of[number] = task
                     self.counters.prefix_tokens += len(prefix)
                     self._engine.begin(number, task, prefix, self._unix_ms())
-                case run_table.Stop(number):
-                    self._tasks_of.pop(number, None)
+                case run_table.Stop(number, for_nothing):
+                    self._stopped(number, for_nothing=for_nothing)
                     self._engine.cancel(number)
-                case run_table.Report(request_id, attempt, finished, tokens):
+                case run_table.Report(number, request_id, attempt, finished, tokens):
+                    self._learn(number)
                     self.counters.results += 1
                     self._calls.answer(request_id, attempt, reported(finished, tokens))
                 case run_table.Close(request_id, attempt, why):

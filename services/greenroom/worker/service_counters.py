@@ -40,6 +40,7 @@ class ServiceCounters:
     artifacts_failed: int = 0
     artifacts_refused: int = 0
     prefix_tokens: int = 0
+    prefill_rows_for_nothing: int = 0
     forecasts_by_source: dict[str, int] = field(default_factory=dict)
 
     def forecast(self, source: str) -> None:
@@ -58,7 +59,7 @@ HELP = {
     "results": "Ends that were reported to a scheduler.",
     "given_back": "Requests given back because the worker stopped.",
     "forgotten": "Requests dropped because no scheduler's call waited for them.",
-    "tokens": "Tokens generated.",
+    "tokens": "Tokens generated, those apart that nobody wanted.",
     "tokens_sent": "Tokens sent to gateways.",
     "messages_sent": "Messages to gateways.",
     "gateway_calls": "Calls opened to gateways.",
@@ -77,6 +78,7 @@ HELP = {
     "artifacts_failed": "Times that the predictor could not be asked for them.",
     "artifacts_refused": "Versions that the expert policy could not use.",
     "prefix_tokens": "Tokens taken over from an earlier attempt.",
+    "prefill_rows_for_nothing": "Rows of prompts computed for runs that were begun anew, or dropped unheard.",
 }
 
 

@@ -127,8 +127,13 @@ class ScriptedEngine:
         self.running[number] = request, len(request.prefix)
 
     def cancel(self, number: int) -> None:
-        self.running.pop(number, None)
         self.cancelled.append(number)
+        running = self.running.pop(number, None)
+        if running is not None:
+            request, place = running
+            rows = len(request.prompt_ids) + len(request.prefix) if place > len(request.prefix) else 0
+            end = Finished(FinishReason.CANCELLED, len(request.prompt_ids), place, prefilled=rows)
+            asyncio.get_running_loop().call_soon(self.tell, (number, end))
 
     def step(self, count: int = 1) -> None:
         """``count`` steps; each gives every request its next token."""
@@ -141,7 +146,9 @@ class ScriptedEngine:
                 self.running[number] = request, place + 1
                 if place + 1 >= limit:
                     del self.running[number]
-                    events.append((number, Finished(FinishReason.LENGTH, len(request.prompt_ids), limit)))
+                    rows = len(request.prompt_ids) + len(request.prefix)
+                    end = Finished(FinishReason.LENGTH, len(request.prompt_ids), limit, prefilled=rows)
+                    events.append((number, end))
             self.tell(*events)
 
     def tell(self, *events: tuple[int, Event]) -> None:

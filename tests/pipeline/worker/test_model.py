@@ -163,6 +163,11 @@ class Told:
     def ended(self, number: int) -> bool:
         return any(isinstance(event, Finished) for event in self.events.get(number, []))
 
+    def end(self, number: int) -> Finished:
+        last = self.events[number][-1]
+        assert isinstance(last, Finished)
+        return last
+
     def ids(self, number: int) -> list[int]:
         return [event.token_id for event in self.events.get(number, []) if isinstance(event, Token)]
 
@@ -180,6 +185,12 @@ async def test_a_request_that_is_begun_anew_waits_for_its_former_self(model: Mod
     await until(lambda: told.ended(1) and told.ended(2))
     assert told.ended(0)
     assert [first, *told.ids(1)] == told.ids(2)
+    assert [told.end(number).prefilled for number in range(3)] == [3, 4, 3]
+    engine.begin(4, replace(request, request_id="twice"))
+    engine.begin(5, replace(request, request_id="twice"))
+    engine.cancel(5)  # while it waits for the other
+    await until(lambda: told.ended(4) and told.ended(5))
+    assert (told.end(5).reason, told.end(5).prefilled) == (FinishReason.CANCELLED, 0)
     engine.begin(3, replace(request, prompt_ids=(10**6,)))
     await until(lambda: told.ended(3))
     (failed,) = told.events[3]

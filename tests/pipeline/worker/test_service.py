@@ -29,7 +29,10 @@ def ids(response: worker_pb2.RunResponse) -> tuple[int, ...]:
 
 
 async def begun(stage: Stage, count: int = 1) -> None:
-    await until(lambda: len(stage.engine.begun) >= count)
+    """So many were begun, and the gateways of all runs have answered."""
+    await until(
+        lambda: len(stage.engine.begun) >= count and all(run.wanted for run in stage.service.table.runs.values())
+    )
 
 
 async def code_of(call: Any) -> grpc.StatusCode:
@@ -65,7 +68,8 @@ async def test_a_run_from_its_call_to_its_result() -> None:
         assert not stage.service.table.runs
 
 
-async def test_nothing_is_generated_before_the_gateway_has_answered() -> None:
+@pytest.mark.parametrize("steps", [0, 3, 6])
+async def test_it_generates_while_it_asks_and_tells_nothing_before_the_answer(steps: int) -> None:
     async with staged() as stage:
         gateway = await stage.gateway()
         await stage.lease()
@@ -73,12 +77,63 @@ async def test_nothing_is_generated_before_the_gateway_has_answered() -> None:
         gateway.answering.clear()
         call = stage.run(stage.task("a"))
         await until(lambda: gateway.calls == 1)
-        await stage.step(3)
-        assert stage.engine.begun == []
+        assert len(stage.engine.begun) == 1
+        await stage.step(steps)
+        [progress] = (await stage.service.state()).runs
+        assert (progress.generated, gateway.messages, call.done()) == (0, 0, False)
         gateway.answering.set()
-        await begun(stage)
-        await stage.step(6)
+        await until(lambda: stage.service.table.runs["a"].wanted)
+        await stage.step(6 - steps)
         assert ids(await call) == answer(PROMPT, 6)
+        await until(lambda: tuple(gateway.got["a"]) == answer(PROMPT, 6))
+        assert len(stage.engine.begun) == 1
+        assert stage.service.counters.prefill_rows_for_nothing == 0
+
+
+@pytest.mark.parametrize("steps", [0, 3, 6])
+async def test_of_a_run_that_begins_anew_nothing_is_learnt_and_its_prefill_is_counted(steps: int) -> None:
+    async with staged() as stage:
+        gateway = await stage.gateway()
+        await stage.lease()
+        had = (9, 9, 9)
+        gateway.expect("a", *had)
+        gateway.answering.clear()
+        call = stage.run(stage.task("a"))
+        await until(lambda: gateway.calls == 1)
+        await stage.step(steps)
+        gateway.answering.set()
+        await begun(stage, 2)
+        assert [token.token_id for token in stage.engine.begun[1][1].prefix] == [*had]
+        await stage.step(3)
+        assert ids(await call) == (*had, *answer(PROMPT, 6)[3:])
+        await until(lambda: stage.service.counters.traces == 1)
+        counters = stage.service.counters
+        assert (counters.results, counters.prefill_rows_for_nothing) == (1, len(PROMPT) if steps else 0)
+        assert counters.tokens == 3
+        assert not stage.service._unheard
+        assert not stage.service._ends
+
+
+@pytest.mark.parametrize("steps", [0, 3, 6])
+async def test_a_run_that_nobody_wants_leaves_nothing(steps: int) -> None:
+    """Its request has ended elsewhere meanwhile."""
+    async with staged() as stage:
+        gateway = await stage.gateway()
+        await stage.lease()
+        gateway.expect("a")
+        gateway.book.forget("a")
+        gateway.answering.clear()
+        call = stage.run(stage.task("a"))
+        await until(lambda: gateway.calls == 1)
+        await stage.step(steps)
+        gateway.answering.set()
+        assert (await call).closed.why == Closed.WHY_UNWANTED
+        await until(lambda: not stage.service._unheard)
+        counters = stage.service.counters
+        gauges = {name: value for name, _, value in stage.service.gauges()}
+        assert counters.prefill_rows_for_nothing == (len(PROMPT) if steps else 0)
+        assert (counters.traces, gauges["traces_waiting"], counters.results) == (0, 0, 0)
+        assert not stage.service._ends
 
 
 async def test_what_the_client_has_had_is_the_prefix() -> None:
@@ -87,8 +142,8 @@ async def test_what_the_client_has_had_is_the_prefix() -> None:
         await stage.lease()
         gateway.expect("a", *answer(PROMPT, 4))
         call = stage.run(stage.task("a"))
-        await begun(stage)
-        assert [token.token_id for token in stage.engine.begun[0][1].prefix] == list(answer(PROMPT, 4))
+        await begun(stage, 2)
+        assert [token.token_id for token in stage.engine.begun[1][1].prefix] == list(answer(PROMPT, 4))
         await stage.step(2)
         assert ids(await call) == answer(PROMPT, 6)
         await until(lambda: len(gateway.got["a"]) == 6)
@@ -280,11 +335,10 @@ async def test_an_unknown_gateway_is_waited_for_and_then_gone() -> None:
         call = stage.run(stage.task("a", reply_to="nobody"))
         await until(lambda: stage.service.streams.gateways == 1)
         stage.clock.pass_(9_000)
-        await stage.step(2)
-        assert stage.engine.begun == []
-        stage.clock.pass_(2_000)
-        await begun(stage)
         await stage.step(6)
+        assert not call.done()
+        assert not stage.service.table.runs["a"].reported
+        stage.clock.pass_(2_000)
         assert ids(await call) == answer(PROMPT, 6)
 
 
@@ -334,10 +388,11 @@ async def test_a_gateway_that_can_not_be_reached_may_have_clients_all_the_same()
         call = stage.run(stage.task("a"))
         await until(lambda: stage.service.counters.gateway_calls >= 3)
         stage.clock.pass_(60_000)
-        assert stage.engine.begun == []
+        await stage.step(2)
+        assert not stage.service.table.runs["a"].wanted
         await gateway.serve()
-        await begun(stage)
-        assert len(stage.engine.begun[0][1].prefix) == 3
+        await begun(stage, 2)
+        assert len(stage.engine.begun[1][1].prefix) == 3
         await stage.step(6)
         assert ids(await call) == answer(PROMPT, 6)
 
@@ -349,10 +404,9 @@ async def test_silence_and_no_connection_together_are_certainty() -> None:
         await stage.lease()
         call = stage.run(stage.task("a"))
         await until(lambda: stage.service.counters.gateway_calls >= 2)
-        assert stage.engine.begun == []
-        stage.members.certainly_gone.add("gateway")
-        await begun(stage)
         await stage.step(6)
+        assert not call.done()
+        stage.members.certainly_gone.add("gateway")
         assert ids(await call) == answer(PROMPT, 6)
 
 

@@ -36,4 +36,6 @@ def test_tokens_are_told_only_where_that_is_said(
     options = worker.make_context("worker", arguments, auto_envvar_prefix="GREENROOM_WORKER").params
     config = _service_config("w", WorkerConfig("m"), options, all_fit=False)
     assert config.traces.tells_tokens is told
-    assert not _service_config("w", WorkerConfig("m"), options, all_fit=True).traces.tells_tokens
+    fits = _service_config("w", WorkerConfig("m"), options, all_fit=True)
+    assert not fits.traces.tells_tokens
+    assert (config.forecasts.every, fits.forecasts.every) == (40, 0), "where all fit nobody needs a forecast"

@@ -99,6 +99,22 @@ async def test_it_is_ready_when_it_has_read_to_the_end_and_follows_from_then_on(
     assert not await directory.wait_for(lambda there: there.get("e") is not None, 0.05)
 
 
+async def test_who_is_here_is_told_as_it_is_now_and_is_the_askers_own(stage: Stage) -> None:
+    await stage.say(worker("a"))
+    directory = await stage.directory()
+    directory.of(MemberKind.WORKER).clear()
+    assert [member.instance for member in directory.of(MemberKind.WORKER)] == ["a"]
+    await stage.say(worker("a", draining=True))
+    assert await directory.wait_for(lambda there: there.of(MemberKind.WORKER)[0].draining, 5.0)
+    await stage.say(worker("b", pool=1))
+    assert await directory.wait_for(lambda there: len(there.of(MemberKind.WORKER)) == 2, 5.0)
+    assert [member.instance for member in directory.of(MemberKind.WORKER, pool=1)] == ["b"]
+    await stage.log.append(MEMBERS, None, key=b"b")
+    assert await directory.wait_for(lambda there: there.gone("b"), 5.0)
+    assert directory.of(MemberKind.WORKER, pool=1) == []
+    assert [member.instance for member in directory.of(MemberKind.WORKER)] == ["a"]
+
+
 async def test_a_member_that_says_so_is_gone_at_once(stage: Stage) -> None:
     await stage.say(worker("a"))
     directory = await stage.directory()

@@ -16,7 +16,8 @@ from greenroom.policies.emoe.scheduling import EmoePlacement
 from greenroom.policies.placement.placement_policy import Costs
 from greenroom.scheduler.pool import Pool
 from greenroom.scheduler.pool_workers import Capacity
-from greenroom.worker.runs.run_table import RunTable
+from greenroom.worker.runs import run_table
+from greenroom.worker.runs.run_table import Report, RunTable
 from tests.unit.protocol.world import EPOCH_MS, GRACE_MS, LENGTH, Client, Faults, World
 
 REQUESTS = 14
@@ -265,12 +266,33 @@ class _NeedsNoLease(RunTable):
         return super().renew(epoch, until + 1e9, now)
 
 
-class _DoesNotWait(RunTable):
-    """Generates without asking what the client has had."""
+class _DoesNotBeginAnew(RunTable):
+    """Goes on with what it has generated, whatever the client has had."""
 
     def opened(self, request_id, attempt, delivered, now):  # type: ignore[no-untyped-def]
         run = self.runs.get(request_id)
-        return super().opened(request_id, attempt, () if run is not None and run.number is None else delivered, now)
+        own = delivered if run is None else tuple(run.tokens[: len(delivered)])
+        return super().opened(request_id, attempt, own, now)
+
+
+class _ReportsBeforeTheAnswer(RunTable):
+    """Tells the scheduler its result without asking what the client has had."""
+
+    def _report(self, run):  # type: ignore[no-untyped-def]
+        if run.finished is None:
+            return []
+        run.reported = run.wanted = True
+        return [Report(run.number, run.request_id, run.attempt, run.finished, tuple(run.tokens))]
+
+
+class _EmitsBeforeTheAnswer(RunTable):
+    """Takes a stream for open as soon as it has asked for it."""
+
+    def token(self, number, token, now):  # type: ignore[no-untyped-def]
+        run = self._by_number.get(number)
+        if run is not None and run.stream is run_table._Stream.OPENING:
+            run.stream, run.wanted = run_table._Stream.OPEN, True
+        return super().token(number, token, now)
 
 
 class _AnUnknownKeyHasEnded(StreamBook):
@@ -340,8 +362,16 @@ def _does_not_wait_for_appends(world: World) -> None:
     world.make_pool = _DoesNotWaitForAppends
 
 
-def _does_not_wait(world: World) -> None:
-    world.make_table = lambda: _DoesNotWait(grace_ms=GRACE_MS, max_runs=6)
+def _does_not_begin_anew(world: World) -> None:
+    world.make_table = lambda: _DoesNotBeginAnew(grace_ms=GRACE_MS, max_runs=6)
+
+
+def _reports_before_the_answer(world: World) -> None:
+    world.make_table = lambda: _ReportsBeforeTheAnswer(grace_ms=GRACE_MS, max_runs=6)
+
+
+def _emits_before_the_answer(world: World) -> None:
+    world.make_table = lambda: _EmitsBeforeTheAnswer(grace_ms=GRACE_MS, max_runs=6)
 
 
 @pytest.mark.parametrize(
@@ -349,7 +379,9 @@ def _does_not_wait(world: World) -> None:
     [
         _any_claim_stands,
         _anyone_may_add_at_any_time,
-        _does_not_wait,
+        _does_not_begin_anew,
+        _reports_before_the_answer,
+        _emits_before_the_answer,
         _tries_what_is_refused,
         _does_not_wait_for_appends,
         _an_unknown_key_has_ended,

@@ -59,8 +59,12 @@ def table() -> RunTable:
 
 def start(table: RunTable, attempt: Attempt = A1, had: tuple[Token, ...] = ()) -> Start:
     table.meet(replace(HOLDER, epoch=attempt.epoch), 0)
-    assert table.call(attempt.epoch, attempt, task()) == [Open("r", attempt, "g")]
-    [begun] = table.opened("r", attempt, had, 0)
+    asked, begun = table.call(attempt.epoch, attempt, task())
+    assert asked == Open("r", attempt, "g")
+    effects = table.opened("r", attempt, had, 0)
+    if had:
+        stopped, begun = effects
+        assert isinstance(stopped, Stop)
     assert isinstance(begun, Start)
     return begun
 
@@ -84,9 +88,8 @@ def test_inputs_have_a_bound_in_bytes_and_one_that_is_alone_is_taken() -> None:
     assert refused.value.refusal is Refusal.FULL
     table.call(0, A1, task("text"))
     table.call(0, A2, inference("large", 150))  # it is here, and attaches
-    [begun] = of(table.no_stream("large", A2), Start)
-    assert isinstance(begun, Start)
-    table.ended(begun.number, END, 0)
+    table.no_stream("large", A2)
+    table.ended(table.runs["large"].number, END, 0)
     assert table.input_bytes == 150
     table.cancel("large", A2)
     for name, nbytes in (("a", 60), ("b", 40)):
@@ -102,17 +105,63 @@ def of(effects: list[Effect], kind: type) -> list[Effect]:
     return [effect for effect in effects if isinstance(effect, kind)]
 
 
-def test_nothing_is_generated_before_the_gateway_has_answered(table: RunTable) -> None:
-    assert table.call(0, A1, task()) == [Open("r", A1, "g")]
-    assert table.runs["r"].number is None
-    assert table.opened("r", A1, (), 0) == [Start(0, task(), ())]
+def test_it_generates_while_it_asks_and_nobody_is_told_before_the_answer(table: RunTable) -> None:
+    assert table.call(0, A1, task()) == [Open("r", A1, "g"), Start(0, task(), ())]
+    assert table.token(0, Token(0, 10), 0) is None
+    assert table.ended(0, END, 0) == []
+    assert table.renew(0, 2_000, 0) == []
+    table.audit()
+    assert table.generated == 0
+    assert table.opened("r", A1, (), 0) == [Emit("r", A1, tokens(10)), Report(0, "r", A1, END, tokens(10))]
+    assert table.generated == 1
+
+
+@pytest.mark.parametrize("had", [(10,), (10, 11)])
+def test_what_has_been_generated_meanwhile_goes_on_where_it_fits_the_answer(
+    table: RunTable, had: tuple[int, ...]
+) -> None:
+    table.call(0, A1, task())
+    table.token(0, Token(0, 10), 0)
+    table.token(0, Token(1, 11), 0)
+    assert of(table.opened("r", A1, tokens(*had), 0), Start) == []
+    assert table.token(0, Token(2, 12), 0) == Emit("r", A1, tokens(*(10, 11, 12)[len(had) :], start=len(had))[-1:])
+
+
+@pytest.mark.parametrize("had", [(99,), (10, 99), (10, 11, 12)])
+@pytest.mark.parametrize("ended", [False, True])
+def test_what_has_been_generated_meanwhile_was_for_nothing_where_it_does_not_fit(
+    table: RunTable, had: tuple[int, ...], ended: bool
+) -> None:
+    """One that is behind its client begins anew too."""
+    table.call(0, A1, task())
+    for place in range(2):
+        table.token(0, Token(place, 10 + place), 0)
+    if ended:
+        table.ended(0, END, 0)
+    effects = table.opened("r", A1, tokens(*had), 0)
+    assert effects == [Stop(0, for_nothing=True), Start(1, task(), tokens(*had))]
+    table.audit()
+    assert table.ended(0, END, 0) == []
+    assert table.token(0, Token(2, 12), 0) is None
+    assert table.generated == 0
+    assert table.ended(1, END, 0) == [Report(1, "r", A1, END, tokens(*had))]
+
+
+def test_one_that_nobody_wants_was_for_nothing(table: RunTable) -> None:
+    table.call(0, A1, task())
+    table.token(0, Token(0, 10), 0)
+    assert table.unwanted("r", A1) == [Stop(0, for_nothing=True), Close("r", A1, Closing.UNWANTED)]
+    assert table.generated == 0
+    table.call(0, A2, task())
+    table.ended(1, END, 0)
+    assert table.cancel("r", A2) == [Stop(1, for_nothing=True), Close("r", A2, Closing.RELEASED)]
 
 
 def test_tokens_are_emitted_as_they_come_and_the_result_is_reported(table: RunTable) -> None:
     begun = start(table)
     assert table.token(begun.number, Token(0, 10), 0) == Emit("r", A1, tokens(10))
     assert table.token(begun.number, Token(1, 11), 0) == Emit("r", A1, tokens(11, start=1))
-    assert table.ended(begun.number, END, 0) == [Report("r", A1, END, tokens(10, 11))]
+    assert table.ended(begun.number, END, 0) == [Report(begun.number, "r", A1, END, tokens(10, 11))]
     assert table.cancel("r", A1) == [Close("r", A1, Closing.RELEASED)]
     assert not table.runs
 
@@ -138,7 +187,7 @@ def test_a_run_that_does_not_start_with_what_the_client_has_begins_anew_from_it(
     table.meet(replace(HOLDER, epoch=5), 0)
     table.call(5, A3, task())
     stopped, again = table.opened("r", A3, tokens(99), 0)
-    assert stopped == Stop(begun.number)
+    assert stopped == Stop(begun.number, for_nothing=True)
     assert isinstance(again, Start)
     assert again.prefix == tokens(99)
     assert table.token(begun.number, Token(1, 11), 0) is None, "the former generation is not listened to"
@@ -156,7 +205,10 @@ def test_a_finished_run_is_attached_to_and_reports_again(table: RunTable) -> Non
     table.token(begun.number, Token(0, 10), 0)
     table.ended(begun.number, END, 0)
     assert of(table.call(0, A2, task()), Report) == [], "not before the gateway has answered"
-    assert table.opened("r", A2, (), 0) == [Emit("r", A2, tokens(10)), Report("r", A2, END, tokens(10))]
+    assert table.opened("r", A2, (), 0) == [
+        Emit("r", A2, tokens(10)),
+        Report(begun.number, "r", A2, END, tokens(10)),
+    ]
 
 
 def test_lower_attempts_and_epochs_are_refused(table: RunTable) -> None:
@@ -199,7 +251,7 @@ def test_another_journal_is_refused_under_a_lease_and_begun_with_without_one(tab
     assert list(table.runs) == ["r"]
     assert table.meet(anew, 1_000) == [Stop(begun.number), Close("r", A3, Closing.FORGOTTEN)]
     assert (table.epoch, table.journal, table.runs) == (2, "another", {})
-    assert table.call(2, Attempt(2, 0), task()) == [Open("r", Attempt(2, 0), "g")]
+    assert table.call(2, Attempt(2, 0), task())[0] == Open("r", Attempt(2, 0), "g")
     table.renew(2, 2_000, 1_001)
     with pytest.raises(RunRefused, match="lease under the journal another"):
         table.meet(replace(HOLDER, epoch=6), 1_002)
@@ -219,9 +271,9 @@ def test_a_cancel_for_a_lower_attempt_is_ignored(table: RunTable) -> None:
 
 
 def test_without_a_gateway_it_goes_on_without_a_stream(table: RunTable) -> None:
-    table.call(0, A1, task())
-    [begun] = table.no_stream("r", A1)
+    _, begun = table.call(0, A1, task())
     assert isinstance(begun, Start)
+    assert table.no_stream("r", A1) == []
     assert table.token(begun.number, Token(0, 10), 0) is None
     assert of(table.ended(begun.number, END, 0), Report)
 
@@ -232,7 +284,7 @@ def test_a_run_without_a_client_goes_on_to_its_end_without_a_stream(table: RunTa
     assert table.no_stream("r", A1) == []
     assert table.token(begun.number, Token(1, 11), 0) is None
     assert table.stream_broken("r", A1) == []
-    assert table.ended(begun.number, END, 0) == [Report("r", A1, END, tokens(10, 11))]
+    assert table.ended(begun.number, END, 0) == [Report(begun.number, "r", A1, END, tokens(10, 11))]
 
 
 def test_without_a_lease_nothing_is_emitted_and_with_one_again_all(table: RunTable) -> None:

@@ -418,7 +418,9 @@ class Worker(Node):
     def _state(self) -> WorkerState:
         costs = self.world.costs
         if not self.world.arranges:
-            generated = {request_id: len(run.tokens) for request_id, run in self.table.runs.items()}
+            generated = {
+                request_id: len(run.tokens) if run.wanted else 0 for request_id, run in self.table.runs.items()
+            }
             return WorkerState(costs=costs, generated=generated)
         executing = frozenset(
             self.generating[number][0].request.request_id for number in self.batch if number in self.generating
@@ -522,7 +524,7 @@ class Worker(Node):
                 case run_table.Emit(request_id, attempt, tokens):
                     assert self.table.holds_lease(self.world.now), "emitted without a lease"
                     self._emit(request_id, attempt, tokens)
-                case run_table.Report(request_id, attempt, finished, tokens):
+                case run_table.Report(_, request_id, attempt, finished, tokens):
                     ids = tuple(token.token_id for token in tokens)
                     result = RunResult(FinishReason(finished.reason.value), finished.prompt_tokens, ids)
                     self._answer(request_id, attempt, result)

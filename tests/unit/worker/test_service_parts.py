@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from greenroom.core.messages import Request, Task
 from greenroom.fabric.wire import logprobs_of
 from greenroom.v1 import common_pb2, worker_pb2
 from greenroom.worker.faults import Fault, fault_of
+from greenroom.worker.process import share_interpreter
 from greenroom.worker.runs.results import CLOSINGS, REFUSALS, reported, request_of
 from greenroom.worker.runs.run_table import Closing, Refusal
 from greenroom.worker.service_config import ArtifactConfig, ForecastConfig, ServiceConfig, StreamConfig, TraceConfig
@@ -133,3 +135,12 @@ def test_the_engine_is_told_what_is_left_of_the_first_tokens_slo() -> None:
     assert slo(900.0, ttft_ms=500.0).ttft_ms == 500.0, "the other machine's clock is behind"
     assert slo(5000.0, ttft_ms=500.0).ttft_ms == 1.0
     assert slo(1400.0) == Slo()
+
+
+def test_a_worker_s_threads_pass_the_interpreter_on_sooner_than_python_s_own() -> None:
+    before = sys.getswitchinterval()
+    try:
+        share_interpreter()
+        assert 0.0001 <= sys.getswitchinterval() < 0.001
+    finally:
+        sys.setswitchinterval(before)

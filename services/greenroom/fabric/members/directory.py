@@ -59,6 +59,8 @@ class Directory:
         self._listened_at: float | None = None
         self._newest_ms = 0
         self._seen: dict[str, _Seen] = {}
+        self._of: dict[tuple[MemberKind, int | None], list[Member]] = {}
+        """What ``of`` has found since the members last changed: it is asked several times for each request."""
         self.unreadable = 0
         """Records that could not be read. They need no dead letters, since members announce themselves again."""
         self._gone: OrderedDict[str, _Seen | None] = OrderedDict()
@@ -107,11 +109,14 @@ class Directory:
 
     def of(self, kind: MemberKind, pool: int | None = None) -> list[Member]:
         """The members of a kind, of one pool where that is given, ordered by instance."""
-        return [
-            seen.member
-            for _, seen in sorted(self._seen.items())
-            if seen.member.member == kind and pool in (None, seen.member.pool)
-        ]
+        found = self._of.get((kind, pool))
+        if found is None:
+            found = self._of[kind, pool] = [
+                seen.member
+                for _, seen in sorted(self._seen.items())
+                if seen.member.member == kind and pool in (None, seen.member.pool)
+            ]
+        return list(found)
 
     def gone(self, instance: str, *, lifetimes: float = 1.0) -> bool:
         """Whether the instance was here and has certainly gone: it said so, or was silent for more than ``lifetimes``
@@ -187,7 +192,10 @@ class Directory:
         before = self._seen.get(member.instance)
         self._gone.pop(member.instance, None)
         self._seen[member.instance] = _Seen(member, record.timestamp_ms, self._now_s(self._monotonic()))
-        return before is None or before.member != member
+        changed = before is None or before.member != member
+        if changed:
+            self._of.clear()
+        return changed
 
     def _now_s(self, now: float) -> float:
         """The directory's clock."""
@@ -215,7 +223,8 @@ class Directory:
         return self._heard_s - seen.heard_s > lifetimes * seen.member.ttl_ms / 1000
 
     def _leave(self, instance: str, seen: _Seen | None = None) -> None:
-        self._seen.pop(instance, None)
+        if self._seen.pop(instance, None) is not None:
+            self._of.clear()
         self._gone[instance] = seen
         self._gone.move_to_end(instance)
         while len(self._gone) > _REMEMBERED:

@@ -340,8 +340,8 @@ class Pipeline(Part):
     def _check_room(self, request: AnyRequest) -> None:
         """Rule 8: a request is refused before it is accepted. Raises Saturated.
 
-        The depth is the larger of two: what the pool's scheduler last said, which is up to a quarter of a second old,
-        and how many of this gateway's own requests wait.
+        The depth is the larger of two: what the pool's scheduler last said, which is up to a quarter of a second old
+        where it matters, and how many of this gateway's own requests wait.
         """
         if len(self._appends) >= _MOST_APPENDS:
             raise Saturated(f"{len(self._appends)} requests wait for the log to take them, as many as may")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from greenroom.core.generation import ServedModel
-from greenroom.core.messages import MemberKind, ModelCard
+from greenroom.core.messages import Member, MemberKind, ModelCard
 from greenroom.fabric.members import Directory
 from greenroom.gateway.errors import unavailable
 
@@ -17,17 +17,26 @@ class PoolModel:
         self._directory = directory
         self._pool = pool
         self._text_digest = text_digest
+        self._workers: list[Member] = []
+        """Those that ``_card`` and ``_stranger`` were found from."""
         self._card: ModelCard | None = None
         self._stranger: str | None = None
+        self._served: tuple[ModelCard, ServedModel] | None = None
+        """What ``served`` returned last, and the card that it is of: it is asked several times for each request."""
 
     def served(self) -> ServedModel:
         """Raises ApiError (503) before a worker has said what it serves."""
         card = self._common_card()
         if card is None:
             raise unavailable(_NOT_KNOWN, "not_ready")
-        return ServedModel(
-            card.name, card.max_model_len, card.vocab_size, card.eos_token_ids, card.created, card.collaboration
-        )
+        if self._served is None or self._served[0] is not card:
+            self._served = (
+                card,
+                ServedModel(
+                    card.name, card.max_model_len, card.vocab_size, card.eos_token_ids, card.created, card.collaboration
+                ),
+            )
+        return self._served[1]
 
     @property
     def unready(self) -> str | None:
@@ -37,6 +46,9 @@ class PoolModel:
     def _common_card(self) -> ModelCard | None:
         """What all of the pool's workers can serve. Where there is no worker: what was known last."""
         workers = self._directory.of(MemberKind.WORKER, pool=self._pool)
+        if workers == self._workers:
+            return self._card
+        self._workers = workers
         cards = [worker.model for worker in workers if worker.model is not None]
         ours = [card for card in cards if self._text_digest in (None, card.text_digest)]
         if ours:

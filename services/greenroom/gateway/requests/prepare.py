@@ -120,6 +120,7 @@ def _prepared(
         [len(prompt.ids) for prompt in prompts], n, allowed, length, prompt_field, config, call.caller.limits
     )
     keep_stop = bool(body.include_stop_str_in_output)
+    words = [words_of(prompt, text.tokenizer) for prompt in prompts]
     asked = [
         (prompt, sampling_params(body, logprobs, tokens, model, choice))
         for prompt, tokens in zip(prompts, allowed, strict=True)
@@ -134,7 +135,7 @@ def _prepared(
                 prompt_ids=prompt.ids,
                 sampling=sampling,
                 task_type=body.task_type,
-                prompt=words_of(prompt, text.tokenizer),
+                prompt=words[index // n],
                 tenant=call.caller.name,
                 keyed=call.keyed,
                 digest=digest,

@@ -354,8 +354,9 @@ class BatchEngine:
             del self.running[sequence.number]
         self._described.left(sequence.number)
         self._paths.end(sequence.number)
-        approximated = 0.0
+        approximated, prefilled = 0.0, 0
         if sequence.kv is not None:
+            prefilled = min(sequence.kv.length, sequence.settled)
             if self._observer is not None:
                 with self._observed():
                     approximated = self._observer.approximated(sequence.number, sequence.kv.length)
@@ -369,7 +370,18 @@ class BatchEngine:
             self.on_ended(sequence)
         until = self._clock() if sequence.started_at is None else sequence.started_at
         queued = until - sequence.submitted_at
-        _deliver(sequence, Finished(reason, sequence.prompt_tokens, sequence.generated, error, queued, approximated))
+        _deliver(
+            sequence,
+            Finished(
+                reason,
+                sequence.prompt_tokens,
+                sequence.generated,
+                error,
+                queued,
+                approximated,
+                prefilled=prefilled,
+            ),
+        )
 
     @contextlib.contextmanager
     def _observed(self) -> Iterator[None]:

@@ -84,12 +84,18 @@ class ModelEngine:
         return True
 
     def _refuse(self, number: int, request: GenerationRequest, error: GreenroomError) -> None:
-        finished = Finished(FinishReason.FAILED, len(request.prompt_ids), len(request.prefix), str(error))
+        self._finish(number, Finished(FinishReason.FAILED, len(request.prompt_ids), len(request.prefix), str(error)))
+
+    def _finish(self, number: int, finished: Finished) -> None:
+        """Tell the end of one that the batch loop does not have."""
         events: Events = [(number, finished)]
         asyncio.get_running_loop().call_soon(self._arrived, events)
 
     def cancel(self, number: int) -> None:
-        if self._held.pop(number, None) is None and number in self._sequences:
+        held = self._held.pop(number, None)
+        if held is not None:
+            self._finish(number, Finished(FinishReason.CANCELLED, len(held.prompt_ids), len(held.prefix)))
+        elif number in self._sequences:
             self._worker.loop.cancel(self._sequences[number])
 
     def take_routing(self, number: int) -> RecordedRouting | None:

@@ -64,9 +64,12 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Generate no more of ``number``. Later tokens of it are passed over."""
+    """Generate no more of ``number``. Later tokens of it are passed over, and nothing is to be learnt from it.
+
+    ``for_nothing``: nobody has had, or will have, what it generated."""
 
     number: int
+    for_nothing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +83,10 @@ class Emit:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Tell the scheduler that called under this attempt. The result is kept until ``cancel`` or the grace period's
-    end."""
+    """Tell the scheduler that called under this attempt what ``number`` came to. The result is kept until ``cancel`` or
+    the grace period's end."""
 
+    number: int
     request_id: str
     attempt: Attempt
     finished: Finished
@@ -126,7 +130,8 @@ class _Stream(Enum):
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """One request here. ``number``: of its present generation, None before its gateway has answered.
+    """One request here. ``number``: of its present generation. ``wanted``: whether that fits what its gateway has
+    said, under this attempt or an earlier one, or there is certainly no gateway.
 
     ``sent``: how many of ``tokens`` its gateway has, or was sent. ``alone_since``: since when no scheduler's call
     waits for it.
@@ -134,7 +139,8 @@ class Run:
 
     task: Task
     attempt: Attempt
-    number: int | None = None
+    number: int
+    wanted: bool = False
     tokens: list[Token] = field(default_factory=list)
     sent: int = 0
     nbytes: int = 0
@@ -156,8 +162,11 @@ class RunTable:
     that wait to be released included. ``max_bytes``: of the inputs of all runs together, though a run that is alone may
     have more; None: any.
 
-    Invariants, checked by ``audit``: one run a request, however often it is called; nothing is generated before
-    the gateway has answered; nothing is emitted without a lease or under an attempt that is not the run's.
+    A run generates from its call on. What it generates stays here until the gateway has answered (rule 6).
+
+    Invariants, checked by ``audit``: one run a request, however often it is called; nothing is reported before the
+    gateway has answered; nothing is emitted before that either, without a lease, or under an attempt that is not the
+    run's.
     """
 
     def __init__(self, *, grace_ms: float, max_runs: int, max_bytes: int | None = None) -> None:
@@ -170,6 +179,8 @@ class RunTable:
         self.runs: dict[str, Run] = {}
         self.input_bytes = 0
         """Of all runs."""
+        self.generated = 0
+        """Tokens that were generated for runs that are wanted, since the start."""
         self._grace_ms = grace_ms
         self._max_runs = max_runs
         self._max_bytes = max_bytes
@@ -238,9 +249,10 @@ class RunTable:
         nbytes = task.input_bytes
         if nbytes and self.input_bytes and self._max_bytes is not None and self.input_bytes + nbytes > self._max_bytes:
             raise RunRefused(Refusal.FULL, f"inputs of {self.input_bytes} bytes are here; this one has {nbytes} more")
-        run = self.runs[task.request.request_id] = Run(task, attempt, nbytes=nbytes)
+        run = self.runs[task.request.request_id] = Run(task, attempt, next(self._numbers), nbytes=nbytes)
+        self._by_number[run.number] = run
         self.input_bytes += nbytes
-        return [Open(run.request_id, attempt, task.request.reply_to)]
+        return [Open(run.request_id, attempt, task.request.reply_to), Start(run.number, task, ())]
 
     def _attach(self, run: Run, attempt: Attempt) -> list[Effect]:
         """From now on the run is this attempt's. Its gateway, which takes tokens of the highest attempt only, is asked
@@ -279,9 +291,10 @@ class RunTable:
         if run is None:
             return []
         run.stream, run.sent = _Stream.OPEN, len(delivered)
-        if run.number is not None and _starts_with(run.tokens, delivered):
+        if _starts_with(run.tokens, delivered):
+            self._want(run)
             return self._flush(run, now)
-        return self._begin(run, tuple(delivered))
+        return self._begin_anew(run, tuple(delivered))
 
     def no_stream(self, request_id: str, attempt: Attempt) -> list[Effect]:
         """No gateway waits for the tokens: it has certainly gone, or says so. Go on without a stream."""
@@ -289,7 +302,8 @@ class RunTable:
         if run is None or run.attempt != attempt or run.stream is _Stream.NONE:
             return []
         run.stream = _Stream.NONE
-        return self._begin(run, ()) if run.number is None else self._report(run)
+        self._want(run)
+        return self._report(run)
 
     def unwanted(self, request_id: str, attempt: Attempt) -> list[Effect]:
         """The gateway has bound a higher attempt, or its client has had the end: the run is of no use."""
@@ -318,6 +332,7 @@ class RunTable:
         if run is None:
             return None
         run.tokens.append(token)
+        self.generated += run.wanted
         if run.stream is not _Stream.OPEN or now >= self._lease_until:
             return None
         return self._emit(run)
@@ -350,15 +365,19 @@ class RunTable:
 
     # -- within --------------------------------------------------------------------------------------------------
 
-    def _begin(self, run: Run, prefix: tuple[Token, ...]) -> list[Effect]:
-        effects: list[Effect] = []
-        if run.number is not None:
-            del self._by_number[run.number]
-            effects.append(Stop(run.number))
-        run.number = next(self._numbers)
+    def _want(self, run: Run) -> None:
+        """What it has generated fits what its client has had, or nobody has had anything."""
+        if not run.wanted:
+            run.wanted = True
+            self.generated += len(run.tokens)
+
+    def _begin_anew(self, run: Run, prefix: tuple[Token, ...]) -> list[Effect]:
+        former = run.number
+        del self._by_number[former]
+        run.number, run.wanted = next(self._numbers), True
         run.tokens, run.finished, run.reported = list(prefix), None, False
         self._by_number[run.number] = run
-        return [*effects, Start(run.number, run.task, prefix)]
+        return [Stop(former, for_nothing=True), Start(run.number, run.task, prefix)]
 
     def _flush(self, run: Run, now: float) -> list[Effect]:
         effects: list[Effect] = []
@@ -376,26 +395,25 @@ class RunTable:
         if run.finished is None or run.stream is _Stream.OPENING:
             return []
         run.reported = True
-        return [Report(run.request_id, run.attempt, run.finished, tuple(run.tokens))]
+        return [Report(run.number, run.request_id, run.attempt, run.finished, tuple(run.tokens))]
 
     def _drop(self, run: Run, why: Closing) -> list[Effect]:
         del self.runs[run.request_id]
         self.input_bytes -= run.nbytes
-        effects: list[Effect] = []
-        if run.number is not None:
-            del self._by_number[run.number]
-            if run.finished is None:
-                effects.append(Stop(run.number))
-        return [*effects, Close(run.request_id, run.attempt, why)]
+        del self._by_number[run.number]
+        closing = Close(run.request_id, run.attempt, why)
+        if run.reported:
+            return [closing]
+        return [Stop(run.number, for_nothing=not run.wanted), closing]
 
     def audit(self) -> None:
         """Raises AssertionError, saying which, where an invariant does not hold."""
-        assert {id(run) for run in self._by_number.values()} == {
-            id(run) for run in self.runs.values() if run.number is not None
+        assert {number: id(run) for number, run in self._by_number.items()} == {
+            run.number: id(run) for run in self.runs.values()
         }, "every generation belongs to one run"
         assert self.input_bytes == sum(run.nbytes for run in self.runs.values()), "bytes are those of the runs"
         for run in self.runs.values():
-            assert run.number is not None or not run.tokens, f"{run.request_id} has tokens that nothing generated"
+            assert run.wanted or not (run.sent or run.reported), f"{run.request_id} was told before it was asked for"
             assert [token.index for token in run.tokens] == list(range(len(run.tokens))), "tokens without gap"
 
 

@@ -30,8 +30,11 @@ def test_the_model_is_the_least_that_all_of_its_workers_take_and_is_remembered()
     made = pipeline(members)
     members.here = [worker("a", length=200), worker("b", length=100)]
     assert made.model.max_model_len == 100
+    assert made.model is made.model
     members.here = []
     assert made.model.max_model_len == 100
+    members.here = [worker("a", length=150)]
+    assert made.model.max_model_len == 150
 
 
 def test_workers_with_another_tokenizer_are_not_served_for_and_the_reason_is_told() -> None:

@@ -202,6 +202,21 @@ def test_the_words_that_tell_the_task(text: TextProcessor) -> None:
     assert only(complete(text, ids)).prompt == "hello there"
 
 
+def test_words_are_decoded_once_for_each_prompt(text: TextProcessor, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[tuple[int, ...]] = []
+    decode = text.tokenizer.decode
+
+    def counted(ids: Any) -> str:
+        decoded.append(tuple(ids))
+        return decode(ids)
+
+    monkeypatch.setattr(text.tokenizer, "decode", counted)
+    both = [text.tokenizer.encode(said, add_special_tokens=False) for said in ("hello there", "so long")]
+    jobs = complete(text, both, n=3).jobs
+    assert [job.request.prompt for job in jobs] == ["hello there"] * 3 + ["so long"] * 3
+    assert decoded == [tuple(ids) for ids in both]
+
+
 def test_of_a_long_prompt_both_ends_tell_the_task(text: TextProcessor) -> None:
     roomy = ServedModel("m", max_model_len=100_000, vocab_size=600, eos_token_ids=(4,), created=0)
     words = only(complete(text, "Translate: " + "la " * 4000 + "Thank you.", roomy)).prompt
