@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
+from greenroom.policies.base.answer_lengths import ENOUGH, MEMORY, MOST_TASKS
 from greenroom.policies.placement.placement_policy import Costs
-from greenroom.scheduler.estimates import ENOUGH, MEMORY, MOST_TASKS, Estimates, experts_wanted
+from greenroom.scheduler.estimates import Estimates, experts_wanted
 from tests.unit.policies.model_profiles import model_profile, task_profile
 
 EVEN = [[1, 1], [1, 1]]

@@ -43,6 +43,7 @@ from greenroom.moe.loading.checkpoint import Checkpoint, resolve
 from greenroom.moe.loading.load_model import LoadedMoE, attach, load, use_residual
 from greenroom.moe.loading.packing import ensure_pack
 from greenroom.moe.routing.expert_mlp import predictors_for
+from greenroom.policies.base.answer_lengths import AnswerLengths
 from greenroom.policies.base.artifacts import artifact_of
 from greenroom.policies.base.events import Artifact
 from greenroom.policies.base.expert_keys import Catalogue
@@ -292,6 +293,7 @@ class ModelRuntime:
             moves=EngineMoves(self.experts, self.link),
             paths=paths,
             picks=self._picks_for_paths(policy),
+            lengths=AnswerLengths(self.profile),
         )
         return BatchLoop(engine).start()
 
