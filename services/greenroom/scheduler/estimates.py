@@ -9,7 +9,7 @@ import numpy as np
 
 from greenroom.core.model_profile import ModelProfile
 from greenroom.core.step_costs import StepCosts
-from greenroom.policies.base.answer_lengths import AnswerLengths
+from greenroom.policies.base.answer_lengths import AnswerLengths, expected_length, unknown_tokens
 from greenroom.policies.placement.placement_policy import Costs
 
 log = logging.getLogger(__name__)
@@ -56,6 +56,12 @@ class Estimates:
         profile, else from answers of the task type, else from all answers; ``limit`` where nothing is known."""
         mean = self._lengths.mean(task)
         return limit if mean is None else max(1, min(limit, round(mean)))
+
+    def held_tokens(self, task: str, prompt: int, limit: int) -> int:
+        """Tokens of an answer for which KV memory is expected to be needed, from 1 to ``limit``: the mean, and what the
+        worker expects where nothing is known."""
+        mean = self._lengths.mean(task)
+        return expected_length(unknown_tokens(prompt, limit) if mean is None else mean, 0, limit)
 
     def finished(self, task: str, tokens: int) -> None:
         """An answer came to its own end."""

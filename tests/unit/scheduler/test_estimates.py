@@ -30,6 +30,13 @@ def test_without_anything_it_is_the_limit() -> None:
     assert Estimates().tokens("code", 512) == 512
 
 
+def test_without_anything_memory_is_not_kept_for_the_whole_context() -> None:
+    assert Estimates().held_tokens("code", 24, 1000) == 64
+    assert Estimates().held_tokens("code", 24, 8) == 8
+    learnt = Estimates(PROFILE)
+    assert learnt.held_tokens("code", 24, 1000) == learnt.tokens("code", 1000) == 40
+
+
 def test_the_profile_comes_before_what_is_seen() -> None:
     estimates = Estimates(PROFILE)
     learn(estimates, "code", *[7] * ENOUGH)

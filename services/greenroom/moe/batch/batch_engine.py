@@ -108,9 +108,9 @@ class BatchEngine:
         self.on_ended = on_ended
         self.between_forwards: Callable[[], None] | None = None
         """Called between two forwards that were planned together."""
-        self._lengths = AnswerLengths() if lengths is None else lengths
-        self._needs = KVNeeds(self.kv, self._lengths, self.max_model_len)
-        self._described = QueueDescription(self._needs)
+        self.needs = KVNeeds(self.kv, AnswerLengths() if lengths is None else lengths)
+        """What sequences are expected to need, which decides who is admitted."""
+        self._described = QueueDescription(self.needs)
         self._full: dict[int, Sequence] = {}  # those that run and have no room for another row
         self._limits = config.limits(config.kv_budget_bytes)
         self._eos_token_ids = frozenset(eos_token_ids)
@@ -156,7 +156,7 @@ class BatchEngine:
 
     def add(self, sequence: Sequence) -> None:
         """Let it wait for admission. If its prefix has already ended the answer, it ends at once."""
-        sequence.expected_answer = self._needs.answer_tokens(sequence)
+        sequence.expected_answer = self.needs.answer_tokens(sequence)
         self.waiting[sequence.number] = sequence
         self._described.waits(sequence)
         self.stats.submitted += 1
@@ -279,7 +279,7 @@ class BatchEngine:
         if self._observer is not None:
             with self._observed():
                 self._observer.sequence_preempted(sequence.info)
-        sequence.expected_answer = self._needs.answer_tokens(sequence)
+        sequence.expected_answer = self.needs.answer_tokens(sequence)
         self.waiting[number] = sequence
         self.waiting = dict(sorted(self.waiting.items()))
         self._described.waits_again(sequence)
@@ -294,7 +294,7 @@ class BatchEngine:
         If none runs, no memory will come back, so the request fails.
         """
         try:
-            sequence.kv = self.kv.reserve(self._needs.first_rows(sequence), sequence.kv_rows)
+            sequence.kv = self.kv.reserve(self.needs.first_rows(sequence), sequence.kv_rows)
         except KVMemoryError as error:
             self.stats.kv_shortages += 1
             if self.kv.short:
@@ -438,9 +438,9 @@ class BatchEngine:
 
     def _learn(self, sequence: Sequence) -> None:
         """How long its answer was. What those that may start next are expected to need may change with it."""
-        self._lengths.finished(sequence.info.task, sequence.generated)
+        self.needs.lengths.finished(sequence.info.task, sequence.generated)
         for waiting in itertools.islice(self.waiting.values(), self._limits.max_running):
-            expected = self._needs.answer_tokens(waiting)
+            expected = self.needs.answer_tokens(waiting)
             if expected != waiting.expected_answer:
                 waiting.expected_answer = expected
                 self._described.waits(waiting)

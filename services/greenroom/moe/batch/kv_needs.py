@@ -13,15 +13,16 @@ class KVNeeds:
     whose reservations do not grow, takes all that it may ever need at its start.
     """
 
-    def __init__(self, kv: KVStore, lengths: AnswerLengths, max_model_len: int) -> None:
+    def __init__(self, kv: KVStore, lengths: AnswerLengths) -> None:
         self._kv = kv
-        self._lengths = lengths
-        self._unknown = unknown_tokens(max_model_len)
+        self.lengths = lengths
 
     def answer_tokens(self, sequence: Sequence) -> int:
         """How long its answer is expected to be, by what is known now and what it has already."""
-        mean = self._lengths.mean(sequence.info.task)
-        return expected_length(self._unknown if mean is None else mean, sequence.generated, sequence.limit)
+        mean = self.lengths.mean(sequence.info.task)
+        if mean is None:
+            mean = unknown_tokens(sequence.prompt_tokens, sequence.limit)
+        return expected_length(mean, sequence.generated, sequence.limit)
 
     def first_rows(self, sequence: Sequence) -> int:
         """The rows that it reserves when it starts."""

@@ -64,13 +64,15 @@ class AnswerLengths:
             self._by_task.setdefault(task, _Mean()).add(tokens)
 
 
-def unknown_tokens(max_model_len: int) -> int:
-    """How long an answer is expected to be where nothing is known: a sixteenth of the context, from 64 to 256 tokens.
+def unknown_tokens(prompt: int, limit: int) -> int:
+    """How long an answer is expected to be where nothing is known: a sixteenth of what prompt and answer may have
+    together, from 64 to 256 tokens, and at most ``limit``.
 
-    Answers of chats have some 200 tokens in the mean (LMSYS-Chat-1M, Zheng et al., 2024, table 1), and models with a
-    short context are small ones that give short answers.
+    Without ``max_tokens`` they may have the whole context. Answers of chats have some 200 tokens in the mean
+    (LMSYS-Chat-1M, Zheng et al., 2024, table 1), and models with a short context are small ones that give short
+    answers.
     """
-    return max(_LEAST_UNKNOWN, min(_MOST_UNKNOWN, max_model_len // _OF_CONTEXT))
+    return min(limit, max(_LEAST_UNKNOWN, min(_MOST_UNKNOWN, (prompt + limit) // _OF_CONTEXT)))
 
 
 def expected_length(first: float, generated: int, limit: int) -> int:
