@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from greenroom.core.generation import FinishReason
 from greenroom.policies.base.answer_lengths import AnswerLengths
 from tests.contract.batching.harness import CASES, SLIDING, Driver, generate, prompt_of, ragged, request
 
-TOKENS = 40
+TOKENS, PROMPTS = 24, 4
 
 
 class Hopeful(AnswerLengths):
@@ -18,14 +20,14 @@ class Hopeful(AnswerLengths):
         return 1.0
 
 
-def check(family: str, attention: str, **changes: object) -> None:
+def check(family: str, attention: str, **changes: Any) -> None:
     model = ragged(family, attention, **changes)
-    longest = 9 + 5 * 3 + TOKENS
-    d = Driver(model, kv_budget=2 * model.layout.nbytes(longest), prefill_chunk=16, lengths=Hopeful())
-    prompts = [prompt_of(9 + 3 * i, seed=i) for i in range(6)]
+    prompts = [prompt_of(9 + 3 * i, seed=i) for i in range(PROMPTS)]
+    longest = model.layout.nbytes(len(prompts[-1]) + TOKENS)
+    d = Driver(model, kv_budget=(PROMPTS - 1) * longest, prefill_chunk=16, lengths=Hopeful())
     answers = [d.add(request(f"r{i}", prompt, TOKENS)) for i, prompt in enumerate(prompts)]
     d.step()
-    assert len(d.engine.running) > 2, "more than the memory holds at their ends"
+    assert len(d.engine.running) == PROMPTS, "more than the memory holds at their ends"
     d.run()
     stats = d.engine.snapshot()
     assert stats.preemptions > 0

@@ -261,8 +261,9 @@ class KVStore:
         for kv in self._out:
             if over <= 0:
                 break
-            over -= kv.memory.touched_bytes - kv.nbytes
-            kv.memory.trim(kv.capacity)
+            if kv.memory.touched_bytes > kv.nbytes:
+                over -= kv.memory.touched_bytes - kv.nbytes
+                kv.memory.trim(kv.capacity)
 
     def audit(self) -> None:
         """Raises KVAuditError, which names the invariant that does not hold."""

@@ -14,6 +14,7 @@ from greenroom.experts.held_outputs import most_held
 from greenroom.experts.pack.layout import PackManifest
 from greenroom.moe.attention.ragged_attention import holds_scores, packs_keys, rows_at_once
 from greenroom.moe.forward.ragged_model import RaggedModel
+from greenroom.policies.base.events import UNKNOWN_TASK
 from greenroom.policies.expertflow.policy import PATHS
 from greenroom.policies.expertflow.t5_paths import CACHE_BYTES
 from greenroom.policies.expertflow.token_histories import MOST
@@ -64,14 +65,14 @@ def needs_of(
 def kv_expected_bytes(
     ragged: RaggedModel, config: WorkerConfig, max_model_len: int, profile: ModelProfile | None
 ) -> int:
-    """What as many sequences as may run are expected to hold at their ends. 0: not known; on a device they hold all that
-    they may need.
+    """What as many sequences as may run are expected to hold at their ends. 0: not known. On a device they hold all
+    that they may need, whatever is expected.
     """
     if profile is None or ragged.device.type != "cpu":
         return 0
     prompts = sum(task.prompts for task in profile.tasks.values())
     read = sum(task.prompts * task.input_tokens.mean for task in profile.tasks.values()) / prompts
-    rows = min(max_model_len, math.ceil(read + profile.expected_tokens("")))
+    rows = min(max_model_len, math.ceil(read + profile.expected_tokens(UNKNOWN_TASK)))
     return config.max_running * ragged.layout.nbytes(rows)
 
 
