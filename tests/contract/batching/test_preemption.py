@@ -10,7 +10,7 @@ from greenroom.core.generation import FinishReason
 from greenroom.policies.base.answer_lengths import AnswerLengths
 from tests.contract.batching.harness import CASES, SLIDING, Driver, generate, prompt_of, ragged, request
 
-TOKENS, PROMPTS = 24, 4
+TOKENS, PROMPTS = 40, 6
 
 
 class Hopeful(AnswerLengths):
@@ -24,10 +24,10 @@ def check(family: str, attention: str, **changes: Any) -> None:
     model = ragged(family, attention, **changes)
     prompts = [prompt_of(9 + 3 * i, seed=i) for i in range(PROMPTS)]
     longest = model.layout.nbytes(len(prompts[-1]) + TOKENS)
-    d = Driver(model, kv_budget=(PROMPTS - 1) * longest, prefill_chunk=16, lengths=Hopeful())
+    d = Driver(model, kv_budget=2 * longest, prefill_chunk=16, lengths=Hopeful())
     answers = [d.add(request(f"r{i}", prompt, TOKENS)) for i, prompt in enumerate(prompts)]
     d.step()
-    assert len(d.engine.running) == PROMPTS, "more than the memory holds at their ends"
+    assert len(d.engine.running) > 2, "more than the memory holds at their ends"
     d.run()
     stats = d.engine.snapshot()
     assert stats.preemptions > 0
