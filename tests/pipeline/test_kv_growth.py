@@ -29,6 +29,7 @@ PROMPTS = [one.prompt for task in TASKS for one in samples(task, 8, seed=17)]
 def worker(tmp_path: Path) -> Iterator[ModelRuntime]:
     config = WorkerConfig(
         model=str(bundled_model_path()),
+        served_model_name="understudy",
         dtype="float32",
         kv_memory="3MiB",
         max_running=64,
