@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.harness.machine import cache_folder, describe_machine
 from greenroom.core.generation import Event, GenerationRequest, SamplingParams
-from greenroom.moe.attention.kv_cache import KVLayout, LayerKV
+from greenroom.moe.attention.kv_layout import KVLayout, LayerKV
 from greenroom.moe.attention.ragged_attention import Chunk
 from greenroom.moe.batch.batch_config import BatchConfig
 from greenroom.moe.batch.batch_engine import BatchEngine

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from greenroom.moe.attention.kv_cache import KVLayout, LayerKV
+from greenroom.moe.attention.kv_layout import KVLayout, LayerKV
 from greenroom.moe.attention.ragged_attention import Chunk
 from greenroom.policies.base.events import Phase
 from greenroom.replay.simulation.timed_replay import TimedEngine

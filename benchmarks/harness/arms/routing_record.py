@@ -26,6 +26,9 @@ class RoutingRecord:
     def sequence_queued(self, sequence: SequenceInfo) -> None:
         pass
 
+    def sequence_preempted(self, sequence: int) -> None:
+        pass
+
     def layer_routed(self, step: Step, layer: int, picks: NDArray[np.integer]) -> None:
         span = self._catalogue.span(layer)
         distinct = np.unique(picks)

@@ -108,6 +108,10 @@ class RoutingListener(Protocol):
         """A request has arrived."""
         ...
 
+    def sequence_preempted(self, sequence: int) -> None:
+        """Its rows so far run again, as many as have run in steps that did not fail. Count them once."""
+        ...
+
     def layer_routed(self, step: Step, layer: int, picks: NDArray[np.integer]) -> None:
         """The layer's router picked ``picks[T, k]`` for the rows of ``step``. Copy what you keep."""
         ...
@@ -413,6 +417,13 @@ class ExpertEngine:
 
     def sequence_started(self, sequence: SequenceInfo) -> None:
         self.policy.on_sequence_started(sequence)
+
+    def sequence_preempted(self, sequence: SequenceInfo) -> None:
+        for listener in self._listeners:
+            listener.sequence_preempted(sequence.sequence)
+        if self._row_masks is not None:
+            self._row_masks.sequence_preempted(sequence.sequence)
+        self.policy.on_sequence_preempted(sequence)
 
     def approximated(self, sequence: int, rows: int) -> float:
         pairs = 0 if self._row_masks is None else self._row_masks.rerouted_pairs(sequence)

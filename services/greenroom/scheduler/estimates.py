@@ -3,51 +3,29 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from greenroom.core.model_profile import ModelProfile
 from greenroom.core.step_costs import StepCosts
+from greenroom.policies.base.answer_lengths import AnswerLengths, expected_length, unknown_tokens
 from greenroom.policies.placement.placement_policy import Costs
 
 log = logging.getLogger(__name__)
 
-ENOUGH = 8
-"""How many answers of a task type must be seen before their mean is trusted."""
-MEMORY = 512
-"""About how many of the last answers a mean covers."""
-MOST_TASKS = 1024
-"""How many task types are told apart. Answers of further types count among all answers only."""
-
-
-@dataclass(slots=True)
-class _Mean:
-    value: float = 0.0
-    seen: int = 0
-
-    def add(self, tokens: int) -> None:
-        self.seen = min(self.seen + 1, MEMORY)
-        self.value += (tokens - self.value) / self.seen
-
-    @property
-    def known(self) -> float | None:
-        return self.value if self.seen >= ENOUGH else None
-
 
 class Estimates:
-    """Means that follow the last ``MEMORY`` answers. Equal histories give equal estimates: there is no clock in it and
-    no chance.
+    """How long answers will be (``AnswerLengths``), and what they will cost.
 
-    ``profile``: its means and its c (eMoE) are preferred to what was seen; what a worker says is preferred to its ΔE. A
-    task type that the profile does not name has the mean of its answers so far, as every type has without a profile. A
-    profile of other experts than the pool's workers have is given up when the first worker is met.
+    ``profile``: its c (eMoE) is preferred to what a worker measures, as its means are to what was seen; what a worker
+    says is preferred to its ΔE. A profile of other experts than the pool's workers have is given up when the first
+    worker is met.
     """
 
     def __init__(self, profile: ModelProfile | None = None) -> None:
         self.profile = profile
-        self._by_task: dict[str, _Mean] = {}
-        self._all = _Mean()
+        self._lengths = AnswerLengths(profile)
         self._token_ms: tuple[float, ...] = ()
         self._steps: StepCosts | None = None
         self._met: tuple[str, int] | None = None
@@ -67,6 +45,7 @@ class Estimates:
                 *(profile.model, most, model, experts),
             )
             self.profile, self._wanted, self._token_ms = None, {}, ()
+            self._lengths.profile = None
         elif model != profile.model:
             log.info(
                 "a worker here serves %s; what is expected of it comes from the profile of %s", model, profile.model
@@ -75,22 +54,18 @@ class Estimates:
     def tokens(self, task: str, limit: int) -> int:
         """Tokens that an answer will probably have (eMoE's G when it is scheduled), from 1 to ``limit``. From the
         profile, else from answers of the task type, else from all answers; ``limit`` where nothing is known."""
-        mean = self._mean(task)
+        mean = self._lengths.mean(task)
         return limit if mean is None else max(1, min(limit, round(mean)))
 
-    def _mean(self, task: str) -> float | None:
-        if self.profile is not None and task in self.profile.tasks:
-            return self.profile.expected_tokens(task)
-        seen = self._by_task.get(task)
-        if seen is not None and seen.known is not None:
-            return seen.known
-        return self._all.known if self.profile is None else self.profile.expected_tokens(task)
+    def held_tokens(self, task: str, prompt: int, limit: int) -> int:
+        """Tokens of an answer for which KV memory is expected to be needed, from 1 to ``limit``: the mean, and what the
+        worker expects where nothing is known."""
+        mean = self._lengths.mean(task)
+        return expected_length(unknown_tokens(prompt, limit) if mean is None else mean, 0, limit)
 
     def finished(self, task: str, tokens: int) -> None:
         """An answer came to its own end."""
-        self._all.add(tokens)
-        if task in self._by_task or len(self._by_task) < MOST_TASKS:
-            self._by_task.setdefault(task, _Mean()).add(tokens)
+        self._lengths.finished(task, tokens)
 
     def costs(self, heard: Costs, *, missing: float, rows: int) -> Costs:
         """The costs of a worker. ``heard``: what it says itself. ``missing``: the share of the experts that are not

@@ -255,12 +255,12 @@ class Pool(PoolState):
                 priority=request.priority,
                 tenant=request.tenant,
             )
-        limit = request.sampling.max_tokens or 1
+        prompt, limit = len(request.prompt_ids), request.sampling.max_tokens or 1
         return PendingRequest(
             request_id=request.request_id,
             arrived_ms=request.accepted_ms,
-            input_tokens=len(request.prompt_ids),
-            kv_need=len(request.prompt_ids) + limit - 1,
+            input_tokens=prompt,
+            kv_need=prompt + self._estimates.held_tokens(task.task_type, prompt, limit) - 1,
             expected_tokens=self._estimates.tokens(task.task_type, limit),
             deadline_ms=request.deadline_ms,
             task=task.task_type,
@@ -268,6 +268,7 @@ class Pool(PoolState):
             slo_e2e_ms=request.slo.e2e_ms,
             priority=request.priority,
             tenant=request.tenant,
+            most_tokens=limit,
         )
 
     # -- workers -------------------------------------------------------------------------------------------------

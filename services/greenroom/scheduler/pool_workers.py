@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from greenroom.core.attempts import Attempt
+from greenroom.policies.base.answer_lengths import expected_length
 from greenroom.policies.placement.latency_estimate import expected_left
 from greenroom.policies.placement.placement_policy import Costs, PlacedRequest, QueuedGroup, WorkerView
 from greenroom.scheduler.request_entries import Entry
@@ -82,11 +83,12 @@ class PoolWorker:
             request = entry.pending
             if request is None:
                 continue
-            kv_used += request.kv_need
-            most = request.kv_need - request.input_tokens + 1
+            first = request.kv_need - request.input_tokens + 1
+            most = first if request.most_tokens is None else request.most_tokens
             since = max(self.heard_ms, entry.placed_ms) + reading_ms
             steps = int(max(0.0, now - since) / step_ms) if step_ms > 0 else 0
             generated = min(self.state.generated.get(entry.request_id, 0) + steps, most - 1)
+            kv_used += request.input_tokens + expected_length(first, generated, most) - 1
             left = expected_left(request.expected_tokens, generated, most - generated)
             running.append(PlacedRequest(request, entry.placed_ms, generated, left))
         free = max(0, self.capacity.kv_tokens - kv_used)

@@ -19,9 +19,9 @@ from greenroom.core.messages import Member, Task, encode
 from greenroom.fabric.current_request import fresh_context
 from greenroom.fabric.rpc import Dialer, outgoing, word_of
 from greenroom.fabric.wire import from_attempt, from_end_reason, from_share, logprobs_of, outputs_of, to_attempt
+from greenroom.policies.base.answer_lengths import MOST_TASKS
 from greenroom.policies.placement.placement_policy import Costs
 from greenroom.scheduler.effects import CancelRun, Effect, ListRuns, Release, Run
-from greenroom.scheduler.estimates import MOST_TASKS
 from greenroom.scheduler.pool import Listed, Pool
 from greenroom.scheduler.pool_workers import Capacity, WorkerState
 from greenroom.scheduler.request_entries import RunResult

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from greenroom.core.errors import TransferFailed
 from greenroom.core.generation import FinishReason
 from greenroom.experts.pack.layout import ExpertWeights
-from greenroom.moe.attention.kv_cache import mapped_bytes
+from greenroom.moe.attention.kv_memory import mapped_bytes
 from greenroom.moe.batch.batch_config import BatchConfig
 from greenroom.moe.batch.batch_engine import BatchEngine
 from greenroom.moe.batch.batch_loop import BatchLoop

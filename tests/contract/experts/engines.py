@@ -163,6 +163,9 @@ class Recorder:
     def sequence_queued(self, sequence: object) -> None:
         pass
 
+    def sequence_preempted(self, sequence: int) -> None:
+        pass
+
     def layer_routed(self, step: object, layer: int, picks: NDArray[np.integer]) -> None:
         if layer == 0:
             self.steps.append([])

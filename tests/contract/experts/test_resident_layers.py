@@ -70,6 +70,8 @@ class Listens:
 
     def sequence_queued(self, sequence: SequenceInfo) -> None: ...
 
+    def sequence_preempted(self, sequence: int) -> None: ...
+
     def layer_routed(self, step: Step, layer: int, picks: np.ndarray[Any, Any]) -> None:
         self.picks.append((layer, picks.tolist()))
 

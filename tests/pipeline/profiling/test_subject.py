@@ -64,6 +64,9 @@ class Observer:
     def sequence_queued(self, sequence: SequenceInfo) -> None:
         self.heard.append(f"queued {sequence.task}")
 
+    def sequence_preempted(self, sequence: SequenceInfo) -> None:
+        raise AssertionError("all rows are reserved")
+
     def sequence_started(self, sequence: SequenceInfo) -> None:
         self.heard.append(f"started {sequence.task}")
 

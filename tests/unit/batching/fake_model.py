@@ -8,7 +8,7 @@ from typing import cast
 
 import torch
 
-from greenroom.moe.attention.kv_cache import KVLayout, LayerKV
+from greenroom.moe.attention.kv_layout import KVLayout, LayerKV
 from greenroom.moe.attention.ragged_attention import Chunk
 from greenroom.moe.forward.ragged_model import RaggedModel
 

@@ -23,6 +23,9 @@ class Recorder:
     def sequence_started(self, sequence: SequenceInfo) -> None:
         self._tell("started", sequence)
 
+    def sequence_preempted(self, sequence: SequenceInfo) -> None:
+        self._tell("preempted", sequence)
+
     def sequence_ended(self, sequence: int, end: SequenceEnd) -> None:
         self._tell("ended", sequence, end)
 

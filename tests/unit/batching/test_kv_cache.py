@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from greenroom.moe.attention.kv_cache import KVAuditError, KVLayout, KVStore, LayerKV, SequenceKV, mapped_bytes
+from greenroom.moe.attention.kv_cache import KVAuditError, KVStore, SequenceKV
+from greenroom.moe.attention.kv_layout import KVLayout, LayerKV
+from greenroom.moe.attention.kv_memory import mapped_bytes
 
 CPU = torch.device("cpu")
 SMALL = KVLayout((LayerKV(2, 4, 2, 4), LayerKV(1, 6, 1, 2)), torch.float32, CPU)

@@ -12,8 +12,9 @@ import torch
 from greenroom.core.errors import ModelBroken
 from greenroom.core.generation import FinishReason
 from greenroom.experts.copying.device_errors import device_loss
-from greenroom.moe.attention import kv_cache
-from greenroom.moe.attention.kv_cache import KVAuditError, KVLayout, KVMemoryError, KVStore
+from greenroom.moe.attention import kv_memory
+from greenroom.moe.attention.kv_cache import KVAuditError, KVMemoryError, KVStore
+from greenroom.moe.attention.kv_layout import KVLayout
 from greenroom.moe.attention.ragged_attention import Chunk
 from greenroom.moe.batch import batch_engine
 from greenroom.moe.batch.batch_loop import BatchLoop
@@ -35,7 +36,7 @@ class Memory:
         self.error = error
         self.asked = 0
         self.refused = 0
-        self._allocate = kv_cache._lazy_memory
+        self._allocate = kv_memory._lazy_memory
         self.store: KVStore | None = None
 
     def __call__(self, layout: KVLayout, nbytes: int) -> torch.Tensor:
@@ -51,7 +52,7 @@ def driver(monkeypatch: pytest.MonkeyPatch, memory: Memory, model: FakeModel | N
     """Its KV budget is ten pages; ``memory`` has less."""
     made = Driver((model or FakeModel()).as_ragged(), kv_budget=10 * PAGES)
     memory.store = made.engine.kv
-    monkeypatch.setattr(kv_cache, "_lazy_memory", memory)
+    monkeypatch.setattr(kv_memory, "_lazy_memory", memory)
     return made
 
 
@@ -115,8 +116,8 @@ def test_any_other_failure_of_a_reservation_is_the_requests_own(monkeypatch: pyt
             raise failures.pop()
         return allocate(layout, nbytes)
 
-    allocate = kv_cache._lazy_memory
-    monkeypatch.setattr(kv_cache, "_lazy_memory", breaks)
+    allocate = kv_memory._lazy_memory
+    monkeypatch.setattr(kv_memory, "_lazy_memory", breaks)
     d = Driver(FakeModel().as_ragged())
     bad, good = (d.add(request(name, (1, 2), 4)) for name in "ab")
     d.run()
@@ -128,7 +129,7 @@ def test_any_other_failure_of_a_reservation_is_the_requests_own(monkeypatch: pyt
 def test_a_store_is_short_until_a_reservation_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = Memory(PAGES, NO_MEMORY["mmap"])
     memory.store = store = KVStore(LAYOUT, 4 * PAGES)
-    monkeypatch.setattr(kv_cache, "_lazy_memory", memory)
+    monkeypatch.setattr(kv_memory, "_lazy_memory", memory)
     first = store.reserve(1)
     with pytest.raises(KVMemoryError, match="of 2 tokens"):
         store.reserve(2)
@@ -189,7 +190,7 @@ def test_a_lost_device_is_no_requests_failure(together: int) -> None:
     assert [answer.ids for answer in answers] == [continuation((i, 7, 9), 2) for i in range(together)]
 
 
-@pytest.mark.parametrize(("module", "step"), [(batch_engine, "sample_in_ram"), (kv_cache, "_lazy_memory")])
+@pytest.mark.parametrize(("module", "step"), [(batch_engine, "sample_in_ram"), (kv_memory, "_lazy_memory")])
 def test_nor_where_it_is_found_out_beside_the_forward(
     monkeypatch: pytest.MonkeyPatch, module: ModuleType, step: str
 ) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from greenroom.core.errors import InvalidConfig
-from greenroom.policies.base.events import Artifact, LayerRouting, Phase, Reason, SequenceEnd, Step, Tier
+from greenroom.policies.base.events import Artifact, LayerRouting, Phase, Reason, SequenceEnd, SequenceInfo, Step, Tier
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.moe_infinity.eamc import EAMC, MATRICES
 from greenroom.policies.moe_infinity.policy import RECALL, MoeInfinity
@@ -195,6 +195,19 @@ def test_a_row_that_another_sequence_got_is_not_taken_for_the_first_ones() -> No
     assert matrices.rows[3] != matrices.rows[4]
     assert matrices.counts[matrices.rows[4]].nonzero()[0].tolist() == [1]
     assert matrices.counts[matrices.rows[3]].nonzero()[0].tolist() == [5]
+
+
+def test_rows_of_a_preempted_sequence_count_once_when_they_run_again() -> None:
+    policy, undisturbed = with_members(), with_members()
+    for one in (policy, undisturbed):
+        one.on_layer_routed(routed(0, 0, 1, sequences=[3, 4]))
+    policy.on_sequence_preempted(SequenceInfo(3))
+    assert policy.retention.matrices.counts.sum() == 1
+    policy.on_layer_routed(routed(0, 0, sequences=[3]))
+    for one in (policy, undisturbed):
+        matrices = one.retention.matrices
+        assert [matrices.counts[matrices.rows[each]].nonzero()[0].tolist() for each in (3, 4)] == [[0], [1]]
+        assert matrices.counts.sum() == 2
 
 
 def test_retention_is_the_sequences_share_of_a_layer_less_for_later_layers() -> None:

@@ -131,3 +131,26 @@ def test_recorded_steps_are_the_steps_that_ran(schedule: list[tuple[list[int], i
         assert step.phases.tolist() == [phases[place] for place in order]
         assert step.picks[:, 0, :1].tolist() == picks[0][order].tolist()
         assert step.picks[:, 1].tolist() == picks[1][order].tolist()
+
+
+def test_rows_that_run_again_after_a_preemption_count_once() -> None:
+    recorder = TraceRecorder(CATALOGUE)
+    first = run(recorder, 1, [0, 0, 1, 1], [Phase.PREFILL] * 4, 1)
+    second = run(recorder, 2, [0, 1], [Phase.DECODE] * 2, 2)
+    recorder.sequence_preempted(1)
+    run(recorder, 3, [0, 1, 1], [Phase.DECODE, Phase.PREFILL, Phase.PREFILL], 3)
+    recorder.sequence_preempted(1)
+    run(recorder, 4, [1, 1], [Phase.PREFILL] * 2, 4)
+    fifth = run(recorder, 5, [1, 1], [Phase.PREFILL] * 2, 5)
+
+    trace = recorder.trace()
+
+    assert trace.seq_starts.tolist() == [0, 4, 8]
+    assert trace.step is not None
+    assert trace.step.tolist() == [0, 0, 1, 2, 0, 0, 1, 3], "the step of old rows alone is none"
+    own = trace.experts[4:]
+    for layer in range(2):
+        k = int(CATALOGUE.top_k[layer])
+        assert own[:2, layer, :k].tolist() == first[2][layer][2:].tolist()
+        assert own[2, layer, :k].tolist() == second[2][layer][1].tolist()
+        assert own[3, layer, :k].tolist() == fifth[2][layer][1].tolist()

@@ -11,10 +11,10 @@ from prometheus_client.registry import CollectorRegistry
 
 from greenroom.core.generation import FinishReason, SamplingParams, Slo
 from greenroom.core.messages import Request, Task
+from greenroom.policies.base.answer_lengths import ENOUGH
 from greenroom.policies.emoe.scheduling import EmoePlacement
 from greenroom.policies.placement.placement_policy import Costs
 from greenroom.scheduler.accuracy import RATIOS, Accuracy
-from greenroom.scheduler.estimates import ENOUGH
 from greenroom.scheduler.metrics import SchedulerCollector
 from greenroom.scheduler.pool_workers import WorkerState
 from greenroom.scheduler.request_entries import RunResult

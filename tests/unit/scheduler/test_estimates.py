@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
+from greenroom.policies.base.answer_lengths import ENOUGH, MEMORY, MOST_TASKS
 from greenroom.policies.placement.placement_policy import Costs
-from greenroom.scheduler.estimates import ENOUGH, MEMORY, MOST_TASKS, Estimates, experts_wanted
+from greenroom.scheduler.estimates import Estimates, experts_wanted
 from tests.unit.policies.model_profiles import model_profile, task_profile
 
 EVEN = [[1, 1], [1, 1]]
@@ -27,6 +28,13 @@ def learn(estimates: Estimates, task: str, *tokens: int) -> None:
 
 def test_without_anything_it_is_the_limit() -> None:
     assert Estimates().tokens("code", 512) == 512
+
+
+def test_without_anything_memory_is_not_kept_for_the_whole_context() -> None:
+    assert Estimates().held_tokens("code", 24, 1000) == 64
+    assert Estimates().held_tokens("code", 24, 8) == 8
+    learnt = Estimates(PROFILE)
+    assert learnt.held_tokens("code", 24, 1000) == learnt.tokens("code", 1000) == 40
 
 
 def test_the_profile_comes_before_what_is_seen() -> None:

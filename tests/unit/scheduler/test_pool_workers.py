@@ -51,3 +51,21 @@ def test_a_worker_that_lies_about_tokens_is_believed_up_to_the_requests_limit() 
     there = pool_worker(entry("a", limit=60), said={"a": 10**12})
     assert generated(there, 0.0) == [(59, 1)]
     assert generated(pool_worker(entry("one", limit=1), said={"one": 7}), 0.0) == [(0, 1)]
+
+
+def growing(name: str, *, first: int, most: int, inputs: int = 10) -> Entry:
+    pending = PendingRequest(name, 0.0, inputs, inputs + first - 1, first, deadline_ms=1e9, most_tokens=most)
+    return Entry(name, 0, pending=pending, stage=RequestStage.PLACED)
+
+
+def test_memory_counts_by_what_is_expected_and_grows_with_an_answer_that_is_longer() -> None:
+    one = growing("a", first=40, most=500)
+    assert pool_worker(one, costs=Costs()).view(0.0).kv_free == 1000 - 49
+    assert pool_worker(one, said={"a": 39}, costs=Costs()).view(0.0).kv_free == 1000 - 49
+    assert pool_worker(one, said={"a": 40}, costs=Costs()).view(0.0).kv_free == 1000 - (10 + 61 - 1)
+    assert pool_worker(one, said={"a": 10**9}, costs=Costs()).view(0.0).kv_free == 1000 - (10 + 500 - 1)
+
+
+def test_tokens_are_believed_up_to_what_may_be_generated_not_to_what_is_expected() -> None:
+    there = pool_worker(growing("a", first=40, most=100), said={"a": 70}, costs=Costs())
+    assert generated(there, 0.0) == [(70, 2)]

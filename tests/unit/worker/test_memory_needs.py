@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
 
+from greenroom.moe.attention.kv_layout import KVLayout, LayerKV
+from greenroom.moe.forward.ragged_model import RaggedModel
 from greenroom.policies.expertflow.token_histories import TokenHistory
 from greenroom.worker.model.config import WorkerConfig
-from greenroom.worker.model.memory_needs import contribution_rows, foreseeing_bytes, path_bytes
+from greenroom.worker.model.memory_needs import contribution_rows, foreseeing_bytes, kv_expected_bytes, path_bytes
 from tests.unit.experts.fakes import manifest
+from tests.unit.policies.model_profiles import model_profile, task_profile
 
 
 def rows_of(policy: str, top_k: int, **settings: Any) -> int:
@@ -62,3 +67,16 @@ def test_what_foretells_paths_is_charged_where_it_is_used() -> None:
             history.add(np.arange(512))
     held = sum(array.nbytes for one in histories for array in (one._ids, one._keys, one._told))
     assert held < charged - 3 * 512 * 768 * 4
+
+
+def test_what_requests_are_expected_to_hold_is_the_profiles_mean_for_as_many_as_may_run() -> None:
+    profile = model_profile({"code": task_profile([[1, 1], [1, 1]], writes=40)}, load_ms={1: 1.0})
+    reads = profile.tasks["code"].input_tokens.mean
+    config = WorkerConfig("model", max_running=8)
+    layout = KVLayout((LayerKV(2, 64, 2, 64),) * 4, torch.bfloat16, torch.device("cpu"))
+    ragged = cast(RaggedModel, SimpleNamespace(layout=layout, device=torch.device("cpu")))
+    assert kv_expected_bytes(ragged, config, 4096, profile) == 8 * layout.nbytes(int(np.ceil(reads + 40)))
+    assert kv_expected_bytes(ragged, config, 16, profile) == 8 * layout.nbytes(16)
+    assert kv_expected_bytes(ragged, config, 4096, None) == 0
+    elsewhere = cast(RaggedModel, SimpleNamespace(layout=layout, device=torch.device("cuda")))
+    assert kv_expected_bytes(elsewhere, config, 4096, profile) == 0

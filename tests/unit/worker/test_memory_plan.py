@@ -49,6 +49,16 @@ def test_with_little_kv_gets_a_share_and_experts_the_rest() -> None:
     assert "the machine has no more" in planned.describe()
 
 
+def test_with_little_kv_has_no_more_than_requests_will_probably_use_and_one_of_full_length() -> None:
+    share = plan(2 * GIB).kv
+    assert plan(2 * GIB, replace(NEEDS, kv_expected=50 * MIB)).kv == 100 * MIB < share
+    assert plan(2 * GIB, replace(NEEDS, kv_expected=5 * MIB)).kv == NEEDS.kv_for_one
+    assert plan(2 * GIB, replace(NEEDS, kv_expected=1 * GIB)).kv == share
+    few, many = plan(2 * GIB), plan(2 * GIB, replace(NEEDS, kv_expected=50 * MIB))
+    assert many.device_slots > few.device_slots
+    assert plan(20 * GIB, replace(NEEDS, kv_expected=5 * MIB)).kv == NEEDS.kv_for_all, "where there is plenty"
+
+
 @pytest.mark.parametrize(("text", "slots"), [("33%", 31), ("100%", 96), ("25%", 24), ("100MiB", 9), ("1TiB", 96)])
 def test_an_explicit_expert_budget_is_never_exceeded(text: str, slots: int) -> None:
     assert plan(20 * GIB, expert=text).device_slots == slots

@@ -33,18 +33,26 @@ def picks_of(catalogue: Catalogue, layer: int, rows: int, seed: int) -> NDArray[
 @settings(max_examples=60, deadline=None)
 @given(
     wide=st.booleans(),
-    steps=st.lists(st.tuples(st.lists(st.integers(0, 3), max_size=9), st.booleans()), min_size=1, max_size=8),
+    steps=st.lists(
+        st.tuples(st.lists(st.integers(0, 3), max_size=9), st.booleans(), st.none() | st.integers(0, 3)),
+        min_size=1,
+        max_size=8,
+    ),
     most_rows=st.integers(1, 40),
 )
 def test_it_is_what_the_trace_recorder_has_of_each_sequence(
-    wide: bool, steps: list[tuple[list[int], bool]], most_rows: int
+    wide: bool, steps: list[tuple[list[int], bool, int | None]], most_rows: int
 ) -> None:
+    """``steps``: the sequences of a step's rows, whether it fails, and which sequence is preempted before it."""
     catalogue = WIDE if wide else UNEVEN
     ours, theirs = RoutingRecorder(catalogue, most_rows=most_rows, tokens=True), TraceRecorder(catalogue)
     for sequence in range(4):
         for recorder in (ours, theirs):
             recorder.sequence_queued(SequenceInfo(sequence, "classify", prompt_tokens=2 * sequence))
-    for number, (rows, failed) in enumerate(steps):
+    for number, (rows, failed, preempted) in enumerate(steps):
+        if preempted is not None:
+            ours.sequence_preempted(preempted)
+            theirs.sequence_preempted(preempted)
         if not rows:
             continue
         step = step_of(catalogue, number, rows, tokens=True)

@@ -48,6 +48,10 @@ class RowMasks:
         if self._confinement is not None:
             self._confinement.sequence_queued(sequence)
 
+    def sequence_preempted(self, sequence: int) -> None:
+        """Its rows run again, and count then."""
+        self._rerouted_rows[sequence] = 0
+
     def sequence_ended(self, sequence: int) -> None:
         self._rerouted_rows.pop(sequence, None)
         if self._confinement is not None:

@@ -1,16 +1,12 @@
 """Keys and values of running sequences, within a byte budget.
 
-A sequence reserves all rows that it may ever need when it is admitted, and gives them back when it leaves. So no
-sequence can run out of rows. A reservation only takes the memory of the rows that were written: on the CPU each
-sequence's block is an anonymous mapping, whose pages exist from the first write until the sequence leaves.
+A sequence reserves the rows of its prompt when it is admitted, grows as it generates, and gives everything back when it
+leaves. Its rows lie at contiguous addresses all the time (``kv_memory``), so attention reads them as they are.
 """
 
 from __future__ import annotations
 
-import gc
-import mmap
-import weakref
-from dataclasses import dataclass
+import ctypes
 
 import numpy as np
 import torch
@@ -19,78 +15,47 @@ from numpy.typing import NDArray
 from greenroom.core.errors import GreenroomError
 from greenroom.core.units import format_bytes
 from greenroom.experts.copying.device_errors import is_out_of_memory
-
-
-@dataclass(frozen=True, slots=True)
-class LayerKV:
-    """What one attention layer keeps of one token: ``[key_heads, key_dim]`` and ``[value_heads, value_dim]``.
-
-    With latent attention (MLA) a layer caches one "head" of the compressed latent and one of the rotary part
-    (DeepSeek-V2, §2.1.2), not the keys and values expanded from them.
-    """
-
-    key_heads: int
-    key_dim: int
-    value_heads: int
-    value_dim: int
-
-    @property
-    def elements(self) -> int:
-        """Numbers kept of one token."""
-        return self.key_heads * self.key_dim + self.value_heads * self.value_dim
-
-
-@dataclass(frozen=True, slots=True)
-class KVLayout:
-    """What a model keeps of one token, layer by layer."""
-
-    layers: tuple[LayerKV, ...]
-    dtype: torch.dtype
-    device: torch.device
-
-    @property
-    def bytes_per_token(self) -> int:
-        return sum(layer.elements for layer in self.layers) * self.dtype.itemsize
-
-    def nbytes(self, rows: int) -> int:
-        """Bytes that a reservation of ``rows`` tokens takes, in whole pages."""
-        page = mmap.PAGESIZE
-        return -(-rows * self.bytes_per_token // page) * page
-
-    def rows_within(self, nbytes: int) -> int:
-        """The most tokens that one sequence can keep in ``nbytes``."""
-        return nbytes // mmap.PAGESIZE * mmap.PAGESIZE // self.bytes_per_token
+from greenroom.moe.attention.kv_layout import STEP_ROWS, KVLayout
+from greenroom.moe.attention.kv_memory import KVMemory
 
 
 class SequenceKV:
     """One sequence's keys and values: ``capacity`` rows, of which the first ``length`` hold tokens.
 
-    A forward writes behind ``length``, and its rows count only after ``commit``. After a failed forward the next one
-    overwrites them, so nothing needs to be rolled back.
+    It may grow to ``most`` rows. ``stride``: from one head's first row to the next one's, in rows. A forward writes
+    behind ``length``, and its rows count only after ``commit``. After a failed forward the next one overwrites them, so
+    nothing needs to be rolled back.
     """
 
-    __slots__ = ("_addresses", "_keys", "_values", "capacity", "length", "nbytes")
+    __slots__ = (
+        "_addresses",
+        "_keys",
+        "_layout",
+        "_values",
+        "capacity",
+        "length",
+        "memory",
+        "most",
+        "nbytes",
+        "stride",
+    )
 
-    def __init__(self, layout: KVLayout, capacity: int) -> None:
-        self.capacity = capacity
+    def __init__(
+        self, layout: KVLayout, capacity: int, memory: KVMemory | None = None, most: int | None = None
+    ) -> None:
+        self._layout = layout
+        self.memory = KVMemory(layout, capacity) if memory is None else memory
+        self.most = capacity if most is None else most
         self.length = 0
-        self.nbytes = layout.nbytes(capacity)
-        numbers = _lazy_memory(layout, self.nbytes)
+        self._addresses: NDArray[np.int64] | None = None
         self._keys: list[torch.Tensor] = []
         self._values: list[torch.Tensor] = []
-        offset = 0
-        for layer in layout.layers:
-            for heads, dim, views in (
-                (layer.key_heads, layer.key_dim, self._keys),
-                (layer.value_heads, layer.value_dim, self._values),
-            ):
-                views.append(numbers[offset : offset + heads * capacity * dim].view(1, heads, capacity, dim))
-                offset += heads * capacity * dim
-        self._addresses: NDArray[np.int64] | None = None
+        self.stride = 0
+        self._take(capacity)
 
     @property
     def addresses(self) -> NDArray[np.int64]:
-        """``[layers, 2]``: where each layer's keys and values begin, ``[heads, capacity, dim]`` each."""
+        """``[layers, 2]``: where each layer's keys and values begin, ``[heads, stride, dim]`` each."""
         if self._addresses is None:
             pairs = zip(self._keys, self._values, strict=True)
             self._addresses = np.array([(keys.data_ptr(), values.data_ptr()) for keys, values in pairs])
@@ -123,22 +88,61 @@ class SequenceKV:
             raise ValueError(f"{rows} more rows than {self.length} do not fit into {self.capacity}")
         self.length += rows
 
-    def drop(self) -> None:
-        """Free the memory. The object must not be used afterwards."""
+    def grow(self) -> None:
+        """Have room for more rows. Views that were read before are of the old place. For the store that it is of."""
+        self._take(self._layout.grown(self.capacity, self.most))
+
+    def _take(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.nbytes = self._layout.nbytes(capacity)
+        stride = capacity if capacity <= self._layout.dense_rows else self.memory.rows
+        if stride != self.stride:
+            self._move(stride)
+        self.memory.hold(capacity)
+
+    def _move(self, stride: int) -> None:
+        """Have the heads' rows ``stride`` apart: those that hold tokens move, the last head's first."""
+        if self.length:
+            at = self.memory.numbers.data_ptr()
+            starts = np.concatenate(([0], np.cumsum(self._layout.row_bytes[:-1]))).tolist()
+            for start, row in zip(reversed(starts), reversed(self._layout.row_bytes), strict=True):
+                ctypes.memmove(at + start * stride, at + start * self.stride, self.length * row)
+        self.stride = stride
         self._addresses = None
         self._keys.clear()
         self._values.clear()
+        offset = 0
+        for layer in self._layout.layers:
+            for heads, dim, views in (
+                (layer.key_heads, layer.key_dim, self._keys),
+                (layer.value_heads, layer.value_dim, self._values),
+            ):
+                numbers = self.memory.numbers[offset : offset + heads * stride * dim]
+                views.append(numbers.view(1, heads, stride, dim))
+                offset += heads * stride * dim
+
+    def drop(self) -> None:
+        """Let go of the memory. The object must not be used afterwards."""
+        self._addresses = None
+        self._keys.clear()
+        self._values.clear()
+        del self.memory
 
 
 class KVStore:
     """Gives out reservations that together never exceed ``budget_bytes``. Owned by one thread.
 
+    On the CPU a reservation may grow, and memory that was touched is kept for the next sequence while others run:
+    touching a fresh page costs several times as much as writing to it. What is kept is part of the budget, and makes
+    way for reservations. On a device a reservation has its ``most`` rows at once.
+
     The system may lack memory that the budget allows, because other programs hold it or it is fragmented. Then the
     store is ``short`` until a reservation comes back, and says that nothing is free. Asking again earlier would not
     help, and asking a device for memory in every step is slow.
 
-    Invariants, checked by ``audit``: the reserved bytes are those of all reservations given out. They and the peak are
-    within the budget. Every length is within its capacity. The store is short only while reservations are out.
+    Invariants, checked by ``audit``: the reserved bytes are those of all reservations given out. They, the peak, and
+    all memory that may have been touched are within the budget. Every length is within its capacity. The store is short
+    only while reservations are out.
     """
 
     def __init__(self, layout: KVLayout, budget_bytes: int) -> None:
@@ -148,10 +152,21 @@ class KVStore:
         self.peak_bytes = 0
         self.short = False
         self._out: set[SequenceKV] = set()
+        self._kept: list[KVMemory] = []
+
+    @property
+    def grows(self) -> bool:
+        """Whether a reservation may have fewer rows at first than at its end."""
+        return self.layout.device.type == "cpu"
 
     @property
     def free_bytes(self) -> int:
         return 0 if self.short else self.budget_bytes - self.reserved_bytes
+
+    @property
+    def touched_bytes(self) -> int:
+        """Memory that may have been touched and is not given back to the system."""
+        return sum(kv.memory.touched_bytes for kv in self._out) + sum(one.touched_bytes for one in self._kept)
 
     @property
     def max_rows(self) -> int:
@@ -161,40 +176,94 @@ class KVStore:
     def __len__(self) -> int:
         return len(self._out)
 
+    def first_rows(self, rows: int, most: int) -> int:
+        """How many rows a sequence reserves that has ``rows`` tokens at its start and may have ``most`` at its end."""
+        if not self.grows:
+            return most
+        return min(most, self.layout.rows_within(self.layout.nbytes(rows + STEP_ROWS)))
+
     def can_reserve(self, rows: int) -> bool:
         return self.layout.nbytes(rows) <= self.free_bytes
 
-    def reserve(self, rows: int) -> SequenceKV:
-        """Reserve ``rows`` tokens.
+    def reserve(self, rows: int, most: int | None = None) -> SequenceKV:
+        """Reserve ``rows`` tokens, which may grow to ``most`` (None: they do not grow).
 
         Raises ValueError if ``can_reserve`` says no, and changes nothing. Raises KVMemoryError if the system lacks the
         memory; the store is then short if any reservation is out.
         """
-        if rows < 1:
-            raise ValueError(f"a reservation of {rows} rows")
+        if rows < 1 or (most is not None and most < rows):
+            raise ValueError(f"a reservation of {rows} rows, at most {most}")
         if not self.can_reserve(rows):
             raise ValueError(f"{self.layout.nbytes(rows)} bytes asked for, {self.free_bytes} free")
         try:
-            kv = SequenceKV(self.layout, rows)
+            memory = self._memory(rows, most)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
             self.short = bool(self._out)
             raise KVMemoryError(
-                f"no memory could be had for the keys and values of {rows} tokens"
-                f" ({format_bytes(self.layout.nbytes(rows))}), though the KV budget has room for them"
+                f"no memory could be had for the keys and values of {most or rows} tokens"
+                f" ({format_bytes(self.layout.nbytes(most or rows))}), though the KV budget has room for them"
             ) from error
+        kv = SequenceKV(self.layout, rows, memory, most)
         self._out.add(kv)
-        self.reserved_bytes += kv.nbytes
-        self.peak_bytes = max(self.peak_bytes, self.reserved_bytes)
+        self._count(kv.nbytes)
         return kv
+
+    def growth_bytes(self, kv: SequenceKV) -> int:
+        """What the next row of it takes beyond its reservation; 0 where it has room."""
+        if kv.length < kv.capacity:
+            return 0
+        return self.layout.nbytes(self.layout.grown(kv.capacity, kv.most)) - kv.nbytes
+
+    def grow(self, kv: SequenceKV) -> None:
+        """Give it room for its next row. Raises ValueError where so much is not free, or it has its most rows; then
+        nothing has changed.
+        """
+        wanted = self.growth_bytes(kv)
+        if wanted > self.free_bytes or kv.capacity >= kv.most:
+            raise ValueError(f"{wanted} more bytes asked for by one of {kv.most} rows at most, {self.free_bytes} free")
+        kv.grow()
+        self._count(wanted)
 
     def release(self, kv: SequenceKV) -> None:
         """Take a reservation back. Raises KeyError if it is not given out."""
         self._out.remove(kv)
         self.reserved_bytes -= kv.nbytes
         self.short = False
+        if kv.memory.shared:
+            self._kept.append(kv.memory)
         kv.drop()
+
+    def give_back(self) -> None:
+        """Give to the system what is kept for sequences to come."""
+        self._kept.clear()
+
+    def _memory(self, rows: int, most: int | None) -> KVMemory:
+        """For a sequence of so many rows: the last that was given back and is large enough, else a new one."""
+        if most is None or not self.grows:
+            return KVMemory(self.layout, most or rows)
+        for place in range(len(self._kept) - 1, -1, -1):
+            if self._kept[place].rows >= most:
+                return self._kept.pop(place)
+        # In powers of two, so that it serves many of those to come.
+        return KVMemory(self.layout, 1 << (most - 1).bit_length(), shared=True)
+
+    def _count(self, nbytes: int) -> None:
+        """So much more is reserved. What was touched and is not reserved makes way for it."""
+        self.reserved_bytes += nbytes
+        self.peak_bytes = max(self.peak_bytes, self.reserved_bytes)
+        if not self.grows:
+            return
+        over = self.touched_bytes - self.budget_bytes
+        while over > 0 and self._kept:
+            over -= self._kept.pop(0).touched_bytes
+        for kv in self._out:
+            if over <= 0:
+                break
+            if kv.memory.touched_bytes > kv.nbytes:
+                over -= kv.memory.touched_bytes - kv.nbytes
+                kv.memory.trim(kv.capacity)
 
     def audit(self) -> None:
         """Raises KVAuditError, which names the invariant that does not hold."""
@@ -203,11 +272,15 @@ class KVStore:
             raise KVAuditError(f"{self.reserved_bytes} KV bytes are accounted for and {out} are out")
         if not self.reserved_bytes <= self.peak_bytes <= self.budget_bytes:
             raise KVAuditError(f"{self.reserved_bytes} KV bytes, at most {self.peak_bytes}, of {self.budget_bytes}")
+        if self.touched_bytes > self.budget_bytes:
+            raise KVAuditError(f"{self.touched_bytes} KV bytes may be touched, of {self.budget_bytes}")
         if self.short and not self._out:
             raise KVAuditError("KV memory is short, and no reservation is out that could end it")
         for kv in self._out:
             if not 0 <= kv.length <= kv.capacity:
                 raise KVAuditError(f"{kv.length} KV rows in a reservation of {kv.capacity}")
+            if not kv.capacity <= kv.most <= kv.memory.rows or kv.memory.touched_bytes < kv.nbytes:
+                raise KVAuditError(f"a reservation of {kv.capacity} KV rows, at most {kv.most}, has other memory")
 
 
 class KVMemoryError(GreenroomError):
@@ -216,21 +289,3 @@ class KVMemoryError(GreenroomError):
 
 class KVAuditError(GreenroomError):
     """The accounting of keys and values contradicts itself: a defect of greenroom."""
-
-
-_mappings: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
-
-
-def mapped_bytes() -> int:
-    """Bytes of KV memory of all stores of this process that are still mapped. Tests check it for leaks."""
-    gc.collect()
-    return sum(len(mapping) for mapping in _mappings)
-
-
-def _lazy_memory(layout: KVLayout, nbytes: int) -> torch.Tensor:
-    if layout.device.type != "cpu":
-        return torch.empty(nbytes, dtype=torch.uint8, device=layout.device).view(layout.dtype)
-    # Not torch.empty: the C allocator keeps freed memory, and pages that were touched would stay resident.
-    mapping = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    _mappings.add(mapping)
-    return torch.frombuffer(mapping, dtype=layout.dtype)

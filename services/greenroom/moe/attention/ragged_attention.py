@@ -278,12 +278,12 @@ class RowWise:
         addresses: list[NDArray[np.int64]] = []
         start = 0
         for number, chunk in enumerate(chunks):
-            count, before, capacity = len(chunk.tokens), chunk.kv.length, chunk.kv.capacity
+            count, before, capacity, stride = len(chunk.tokens), chunk.kv.length, chunk.kv.capacity, chunk.kv.stride
             if count == 1 or count * before + count * (count + 1) // 2 <= _PAIRS_WORTH_A_PRODUCT:
                 if before + count > capacity:
                     raise ValueError(f"{before + count} rows do not fit into a reservation of {capacity}")
                 self._spans[number] = range(len(table), len(table) + count)
-                table += [(start + i, 0, 0, capacity, before + i, 0) for i in range(count)]
+                table += [(start + i, 0, 0, stride, before + i, 0) for i in range(count)]
                 addresses += [chunk.kv.addresses] * count
             start += count
         self._table = np.array(table, dtype=np.int64).reshape(-1, 6)

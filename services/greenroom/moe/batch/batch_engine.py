@@ -24,6 +24,7 @@ from greenroom.moe.attention.ragged_attention import Chunk
 from greenroom.moe.batch.batch_config import BatchConfig
 from greenroom.moe.batch.batch_stats import BatchStats
 from greenroom.moe.batch.device_sampling import sample_together
+from greenroom.moe.batch.kv_needs import KVNeeds
 from greenroom.moe.batch.queue_description import QueueDescription
 from greenroom.moe.batch.request_limits import RequestLimits
 from greenroom.moe.batch.sampling import SampledToken
@@ -33,6 +34,7 @@ from greenroom.moe.batch.sequence_observer import SequenceObserver
 from greenroom.moe.batch.step_meter import ExpertMoves, StepMeter
 from greenroom.moe.batch.step_paths import Part, StepPaths
 from greenroom.moe.forward.ragged_model import RaggedModel
+from greenroom.policies.base.answer_lengths import AnswerLengths
 from greenroom.policies.base.array_types import Scores
 from greenroom.policies.base.events import Phase, SequenceEnd
 from greenroom.policies.base.token_paths import TokenPaths
@@ -45,6 +47,7 @@ from greenroom.policies.batching.batch_policy import (
     WaitingSequence,
 )
 from greenroom.policies.batching.fcfs import FcfsBatching
+from greenroom.policies.batching.preemption import MOST_PREEMPTIONS
 
 log = logging.getLogger(__name__)
 
@@ -66,11 +69,13 @@ class BatchEngine:
     ``new_sequence`` and ``snapshot`` may be called from any thread, everything else from the thread that steps.
     ``stop_checkers`` makes the checker of a request's stop strings. Without it requests with stop strings are refused.
     ``moves``: what moves experts, for what the policy is told of a step's cost. ``paths``: what foretells routing paths
-    from tokens; asked once a row, for the policy and for the forward.
+    from tokens; asked once a row, for the policy and for the forward. ``lengths``: how long answers are expected to be;
+    learnt from those that end here.
 
     Invariants, checked by ``audit``: A request waits or runs, never both. Exactly the running requests have a KV
-    reservation. The batch policy's descriptions of all requests are up to date. A request gets exactly one Finished,
-    and is forgotten then.
+    reservation. Exactly those without room for another row are to grow. None was preempted more often than it may be.
+    The batch policy's descriptions of all requests are up to date. A request gets exactly one Finished, and is
+    forgotten then.
     """
 
     def __init__(
@@ -86,6 +91,7 @@ class BatchEngine:
         paths: TokenPaths | None = None,
         picks: Callable[[], NDArray[np.integer] | None] | None = None,
         on_ended: Callable[[Sequence], None] | None = None,
+        lengths: AnswerLengths | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.model = model
@@ -102,7 +108,10 @@ class BatchEngine:
         self.on_ended = on_ended
         self.between_forwards: Callable[[], None] | None = None
         """Called between two forwards that were planned together."""
-        self._described = QueueDescription(model.layout)
+        self.needs = KVNeeds(self.kv, AnswerLengths() if lengths is None else lengths)
+        """What sequences are expected to need, which decides who is admitted."""
+        self._described = QueueDescription(self.needs)
+        self._full: dict[int, Sequence] = {}  # those that run and have no room for another row
         self._limits = config.limits(config.kv_budget_bytes)
         self._eos_token_ids = frozenset(eos_token_ids)
         self._stop_checkers = stop_checkers
@@ -147,6 +156,7 @@ class BatchEngine:
 
     def add(self, sequence: Sequence) -> None:
         """Let it wait for admission. If its prefix has already ended the answer, it ends at once."""
+        sequence.expected_answer = self.needs.answer_tokens(sequence)
         self.waiting[sequence.number] = sequence
         self._described.waits(sequence)
         self.stats.submitted += 1
@@ -209,6 +219,7 @@ class BatchEngine:
         described = self._described
         self.costs = self._meter.costs()
         self._paths.begin_step()
+        growing, expected = self._growing()
         state = BatchState(
             waiting=self._with_waits() if self.policy.reads_waits else described.waiting,
             running=described.running,
@@ -217,16 +228,61 @@ class BatchEngine:
             costs=self.costs,
             paths=self._paths.decoding(self.running.values()) if self.policy.reads_paths else None,
             resident=None if self._moves is None else self._moves.resident(),
+            kv_expected=expected,
+            growing=growing,
         )
         began = self._clock()
         decision = self.policy.decide(state)
         self.stats.decide_seconds += self._clock() - began
         for number, reason in decision.refuse:
             self._end(self.waiting[number], FinishReason.FAILED, reason)
+        for number in decision.preempt:
+            self._preempt(self.running[number])
+        if growing:
+            self._grow(decision.steps)
         for number in decision.admit:
             if not self._reserve(self.waiting[number]):
                 break  # no later request overtakes it
         return decision.steps
+
+    def _growing(self) -> tuple[dict[int, int], int]:
+        """What the next row takes of each running sequence that has no room for it; and what all that run are expected
+        to take, these rows at least.
+        """
+        growing = {number: self.kv.growth_bytes(sequence.kv) for number, sequence in self._full.items() if sequence.kv}
+        expected = self._described.kv_expected
+        for number, nbytes in growing.items():
+            expected += max(0, nbytes - self._described.expected_of(number))
+        return growing, expected
+
+    def _grow(self, plans: tuple[StepPlan, ...]) -> None:
+        """Make room for the rows of the plans. Raises ValueError where the policy has planned more than there is."""
+        planned = {rows.sequence for plan in plans for rows in plan.rows}
+        for number, sequence in list(self._full.items()):
+            if number in planned and sequence.kv is not None:
+                self.kv.grow(sequence.kv)
+                del self._full[number]
+                self._described.runs(sequence)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """It gives up its KV, and waits where it would by its arrival."""
+        kv, number = sequence.kv, sequence.number
+        if kv is None:
+            raise ValueError(f"sequence {number} has no KV to give up")
+        log.info("request %s gives up %d rows of KV for others", sequence.request.request_id, kv.length)
+        del self.running[number]
+        self._full.pop(number, None)
+        self._paths.end(number)
+        sequence.preempt()
+        self.kv.release(kv)
+        self.stats.preemptions += 1
+        if self._observer is not None:
+            with self._observed():
+                self._observer.sequence_preempted(sequence.info)
+        sequence.expected_answer = self.needs.answer_tokens(sequence)
+        self.waiting[number] = sequence
+        self.waiting = dict(sorted(self.waiting.items()))
+        self._described.waits_again(sequence)
 
     def _with_waits(self) -> tuple[WaitingSequence, ...]:
         places = self._limits.max_running - len(self.running)
@@ -238,7 +294,7 @@ class BatchEngine:
         If none runs, no memory will come back, so the request fails.
         """
         try:
-            sequence.kv = self.kv.reserve(sequence.kv_rows)
+            sequence.kv = self.kv.reserve(self.needs.first_rows(sequence), sequence.kv_rows)
         except KVMemoryError as error:
             self.stats.kv_shortages += 1
             if self.kv.short:
@@ -252,11 +308,12 @@ class BatchEngine:
         return True
 
     def _start(self, sequence: Sequence) -> None:
-        sequence.started_at = self._clock()
         self.running[sequence.number] = self.waiting.pop(sequence.number)
         self._described.runs(sequence)
-        self.stats.started += 1
-        self.stats.queue_seconds += sequence.started_at - sequence.submitted_at
+        if sequence.started_at is None:
+            sequence.started_at = self._clock()
+            self.stats.started += 1
+            self.stats.queue_seconds += sequence.started_at - sequence.submitted_at
         if self._observer is not None:
             with self._observed():
                 self._observer.sequence_started(sequence.info)
@@ -310,7 +367,12 @@ class BatchEngine:
         if self._picks is not None and (picks := self._picks()) is not None:
             self._paths.ran([Part(sequence, rows.tokens) for sequence, rows in pairs], picks)
         for (sequence, _), chunk in zip(pairs, chunks, strict=True):
-            chunk.kv.commit(len(chunk.tokens))
+            kv = chunk.kv
+            if kv.length < sequence.ran:
+                self.stats.recomputed_rows += min(len(chunk.tokens), sequence.ran - kv.length)
+            kv.commit(len(chunk.tokens))
+            if kv.length == kv.capacity:
+                self._full[sequence.number] = sequence
             if chunk.prefill:
                 self._described.runs(sequence)
         prefill = sum(len(chunk.tokens) for chunk in chunks if chunk.prefill)
@@ -353,6 +415,7 @@ class BatchEngine:
         if self.waiting.pop(sequence.number, None) is None:
             del self.running[sequence.number]
         self._described.left(sequence.number)
+        self._full.pop(sequence.number, None)
         self._paths.end(sequence.number)
         approximated, prefilled = 0.0, 0
         if sequence.kv is not None:
@@ -363,6 +426,8 @@ class BatchEngine:
             self.kv.release(sequence.kv)
             sequence.kv = None
         self.stats.finished[reason] += 1
+        if reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self._learn(sequence)
         if self._observer is not None:
             with self._observed():
                 self._observer.sequence_ended(sequence.number, _ENDS.get(reason, SequenceEnd.FINISHED))
@@ -383,6 +448,15 @@ class BatchEngine:
             ),
         )
 
+    def _learn(self, sequence: Sequence) -> None:
+        """How long its answer was. What those that may start next are expected to need may change with it."""
+        self.needs.lengths.finished(sequence.info.task, sequence.generated)
+        for waiting in itertools.islice(self.waiting.values(), self._limits.max_running):
+            expected = self.needs.answer_tokens(waiting)
+            if expected != waiting.expected_answer:
+                waiting.expected_answer = expected
+                self._described.waits(waiting)
+
     @contextlib.contextmanager
     def _observed(self) -> Iterator[None]:
         try:
@@ -402,6 +476,11 @@ class BatchEngine:
         self.stats.kv_peak_bytes = self.kv.peak_bytes
         return self.stats.snapshot()
 
+    def rest(self) -> None:
+        """No request waits or runs: memory that is kept for the next ones is given back. Then as ``audit``."""
+        self.kv.give_back()
+        self.audit()
+
     def idle(self) -> bool:
         """No request waits or runs. True: the observer has more background work."""
         return self._observer is not None and self._observer.idle()
@@ -419,6 +498,12 @@ class BatchEngine:
         for sequence in self.running.values():
             if sequence.kv is not None and not sequence.kv.length < len(sequence.tokens):
                 raise AuditError(f"sequence {sequence.number} has {sequence.kv.length} rows of {len(sequence.tokens)}")
+        full = {one.number for one in self.running.values() if one.kv is not None and one.kv.length == one.kv.capacity}
+        if full != self._full.keys():
+            raise AuditError(f"sequences {sorted(full)} have no room for another row, not {sorted(self._full)}")
+        often = [one for one in (*self.waiting.values(), *self.running.values()) if one.preempted > MOST_PREEMPTIONS]
+        if often:
+            raise AuditError(f"sequence {often[0].number} was preempted {often[0].preempted} times")
         if not self._described.describes(self.waiting.values(), self.running.values()):
             raise AuditError("the policy is told of other sequences than those that are here")
         if self._observer is not None and not self.busy:

@@ -190,7 +190,7 @@ class BatchLoop:
         """Audit, then wait until there is something to do."""
         try:
             self.engine.stats.audits += 1
-            self.engine.audit()
+            self.engine.rest()
         except GreenroomError:
             self.engine.stats.audit_failures += 1
             log.exception("the idle batch loop found itself inconsistent")

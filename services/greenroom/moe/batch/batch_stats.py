@@ -14,10 +14,11 @@ class BatchStats:
     ``rows``: prefill and decode rows that have run; rows that ran again count again. ``isolated_steps``: steps that
     failed as a whole and were run request by request. ``queue_seconds``: sum over the ``started`` requests of their
     time between submission and admission. ``finished``: requests by the reason of their end. ``kv_shortages``: how
-    often the system lacked memory for keys and values within the budget. ``kv_free_bytes``: what can be reserved now,
-    0 while memory is short. ``decide_seconds``: what the batch policy took; ``paths_seconds``: what foretelling routing
-    paths took, and ``path_failures`` how often it failed. ``audit_failures`` and ``observer_failures`` are defects;
-    both are logged.
+    often the system lacked memory for keys and values within the budget. ``kv_free_bytes``: what can be reserved now, 0
+    while memory is short. ``preemptions``: how often a sequence gave up its KV for others; ``recomputed_rows``: the
+    prefill rows that ran again for that, which are among ``prefill_rows``. ``decide_seconds``: what the batch policy
+    took; ``paths_seconds``: what foretelling routing paths took, and ``path_failures`` how often it failed.
+    ``audit_failures`` and ``observer_failures`` are defects; both are logged.
     """
 
     steps: int = 0
@@ -34,6 +35,8 @@ class BatchStats:
     queue_seconds: float = 0.0
     finished: dict[FinishReason, int] = field(default_factory=lambda: dict.fromkeys(FinishReason, 0))
     kv_shortages: int = 0
+    preemptions: int = 0
+    recomputed_rows: int = 0
     audits: int = 0
     audit_failures: int = 0
     observer_failures: int = 0

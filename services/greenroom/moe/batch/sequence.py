@@ -34,12 +34,15 @@ class Sequence:
 
     __slots__ = (
         "_checker",
+        "expected_answer",
         "info",
         "key",
         "kv",
         "limit",
         "on_event",
+        "preempted",
         "prompt_tokens",
+        "ran",
         "request",
         "settled",
         "started_at",
@@ -64,9 +67,15 @@ class Sequence:
         self.prompt_tokens = len(request.prompt_ids)
         self.tokens = [*request.prompt_ids, *(token.token_id for token in request.prefix)]
         self.settled = len(self.tokens)
-        """Tokens that are given at the start: the prompt and the prefix."""
+        """Tokens that are given when it starts: the prompt and the prefix; once preempted, all that it had by then."""
         self.limit = limit
         """The limit of its answer in tokens, prefix included."""
+        self.expected_answer = limit
+        """How many tokens its answer is expected to have. At most ``limit``."""
+        self.preempted = 0
+        """How often it has given up its KV and waited again."""
+        self.ran = 0
+        """Rows that ran before it was preempted last. They run again."""
         self.kv: SequenceKV | None = None
         self.key = sampling_key(request.sampling.seed, request.request_id)
         own = frozenset(request.sampling.stop_token_ids)
@@ -88,12 +97,12 @@ class Sequence:
 
     @property
     def kv_rows(self) -> int:
-        """Rows to reserve: all its tokens except the last, which no token follows."""
+        """The rows that it may ever need: all its tokens except the last, which no token follows."""
         return self.prompt_tokens + self.limit - 1
 
     @property
     def prefill_left(self) -> int:
-        """Tokens of the prompt and the prefix that have not been through the model."""
+        """Of the settled tokens those that have not been through the model."""
         return max(0, self.settled - (self.kv.length if self.kv else 0))
 
     def next_draw(self) -> Draw:
@@ -108,6 +117,16 @@ class Sequence:
             if self._ends_with(token_id):
                 return FinishReason.STOP
         return FinishReason.LENGTH if self.generated >= self.limit else None
+
+    def preempt(self) -> None:
+        """Give up what has been through the model. What is there of the answer is settled: it is not checked for stops
+        again, and the next token is drawn as it would have been.
+        """
+        if self.kv is not None:
+            self.ran = max(self.ran, self.kv.length)
+        self.kv = None
+        self.settled = len(self.tokens)
+        self.preempted += 1
 
     def accept(self, picked: SampledToken) -> tuple[Token, FinishReason | None]:
         """Append the token. Returns its event, and why the request ends with it, if it does.

@@ -33,6 +33,9 @@ class StepPicks:
     def sequence_queued(self, sequence: SequenceInfo) -> None:
         """Nothing: only picks are kept."""
 
+    def sequence_preempted(self, sequence: int) -> None:
+        """Nothing: only picks are kept."""
+
     def layer_routed(self, step: Step, layer: int, picks: NDArray[np.integer]) -> None:
         self._seen[layer] = picks.copy()
 

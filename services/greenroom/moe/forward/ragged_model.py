@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from greenroom.experts.source import ExpertSource, HearsPlans
-from greenroom.moe.attention.kv_cache import KVLayout
+from greenroom.moe.attention.kv_layout import KVLayout
 from greenroom.moe.attention.ragged_attention import Chunk
 from greenroom.moe.forward.ragged_forward import RaggedForward
 from greenroom.moe.forward.ragged_probe import position_limit, probe, proven_lean_decoder, refuse_unsupported

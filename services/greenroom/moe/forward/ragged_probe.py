@@ -12,7 +12,8 @@ import torch
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from greenroom.core.errors import GreenroomError, UnsupportedModel
-from greenroom.moe.attention.kv_cache import KVLayout, KVStore, LayerKV
+from greenroom.moe.attention.kv_cache import KVStore
+from greenroom.moe.attention.kv_layout import KVLayout, LayerKV
 from greenroom.moe.attention.ragged_attention import Chunk, KeysAndValues, cache_argument
 from greenroom.moe.forward.lean_decoder import LeanDecoder, lean_decoder
 from greenroom.moe.forward.ragged_forward import RaggedForward

@@ -9,7 +9,8 @@ fail for anything that the other side did.
 **Events are pushed** through ``on_...`` methods, which do nothing by default. A policy's ``hooks`` name those that it
 overrides. The engine looks once, when it is made, and calls no others. In order:
 
-    sequence   on_sequence_queued, on_sequence_started, on_sequence_ended (then ``report``)
+    sequence   on_sequence_queued, on_sequence_started, on_sequence_ended (then ``report``);
+               on_sequence_preempted, after which it starts again
     step       on_step_planned(step)                  the forward after the one that is about to start, if there is one
                on_step_started(step)
     layer      on_layer_entered(step, layer)          before its attention
@@ -174,6 +175,9 @@ class ExpertPolicy(ServiceInterface, ABC):
 
     def on_sequence_started(self, sequence: SequenceInfo) -> None:
         """The request joins with the next step."""
+
+    def on_sequence_preempted(self, sequence: SequenceInfo) -> None:
+        """The request has given up its KV and waits. All its rows so far will run again: forget what they routed."""
 
     def on_sequence_ended(self, sequence: int, end: SequenceEnd) -> None:
         """The request has left. It may never have started."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import ClassVar
 
@@ -20,10 +21,10 @@ from greenroom.policies.base.events import UNKNOWN_TASK, Phase
 class WaitingSequence:
     """A request that has no KV memory yet.
 
-    ``prefill_tokens``: prompt, and whatever prefix is forced behind it. ``kv_need``: what it must reserve to be
-    sure to reach its end. ``waited_ms``: since it came; told to a policy that reads waits, of those for whom there
-    is a place among the running. ``slo_ttft_ms``: within which time of its coming its client wants the first token;
-    None: it has not said, or has that token.
+    ``prefill_tokens``: prompt, and whatever prefix is forced behind it. ``kv_need``: what it is expected to hold at its
+    end, or all that it may ever need where it must not be preempted again. ``waited_ms``: since it came; told to a
+    policy that reads waits, of those for whom there is a place among the running. ``slo_ttft_ms``: within which time of
+    its coming its client wants the first token; None: it has not said, or has that token.
     """
 
     sequence: int
@@ -41,14 +42,19 @@ class WaitingSequence:
 
 @dataclass(frozen=True, slots=True)
 class RunningSequence:
-    """A request that holds its KV reservation.
+    """A request that holds KV memory.
 
     ``prefill_left``: prompt tokens that no step has taken yet; 0 means that it decodes, one row a decision.
+    ``kv_held``: what it holds. ``loss``: about how many of its rows would have to run again if it were preempted.
+    ``preempted``: how often it was.
     """
 
     sequence: int
     prefill_left: int
     task: str = UNKNOWN_TASK
+    kv_held: int = 0
+    loss: int = 0
+    preempted: int = 0
 
     @property
     def phase(self) -> Phase:
@@ -148,8 +154,11 @@ class SequencePaths:
 
 @dataclass(frozen=True, slots=True)
 class BatchState:
-    """What waits (in order of arrival) and what runs (in order of admission). ``kv_free`` is not reserved.
+    """What waits (in order of arrival) and what runs (in order of admission).
 
+    ``kv_free``: what nobody holds. ``kv_expected``: what those that run are expected to take of it before they end, so
+    what may be given to others is the difference. ``growing``: the running sequences that have no room for their next
+    row, and what that takes.
     ``paths``: of all sequences that decode, and of others where they are known; told to a policy that reads paths.
     ``resident[N]``: the experts that are on the device. Both are the caller's, as in events. None: not known.
     """
@@ -161,6 +170,8 @@ class BatchState:
     costs: StepCosts = UNKNOWN_COSTS
     paths: SequencePaths | None = field(default=None, compare=False)
     resident: Mask | None = field(default=None, compare=False)
+    kv_expected: int = 0
+    growing: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,9 +196,11 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class BatchDecision:
-    """What to do now: refuse, admit (reserving KV), then run ``steps`` in order.
+    """What to do now: refuse, preempt, admit (reserving KV), then run ``steps`` in order.
 
-    ``refuse``: sequences that can never be served, with the reason. ``admit``: waiting sequences that start; each has
+    ``refuse``: sequences that can never be served, with the reason. ``preempt``: running sequences that give up their
+    KV and wait again; ``make_room`` says which. A sequence of ``growing`` gets what its next row takes where ``steps``
+    have that row. ``admit``: waiting sequences that start; each has
     rows in ``steps``. ``steps`` is empty where nothing can move. It has several entries where the policy plans forwards
     together: a round, in which each decoding sequence has one row (ExpertFlow's token scheduler, §3.3).
     """
@@ -195,11 +208,13 @@ class BatchDecision:
     steps: tuple[StepPlan, ...] = ()
     admit: tuple[int, ...] = ()
     refuse: tuple[tuple[int, str], ...] = ()
+    preempt: tuple[int, ...] = ()
 
 
 class BatchPolicy(ABC):
     """Invariants for every policy: the limits hold; chunks of one prompt keep their order; no running sequence
-    waits forever; equal states give equal decisions.
+    waits forever; equal states give equal decisions. Where KV memory does not hold the next rows of all, it is
+    ``make_room`` that says who gives up its own.
 
     ``applies_prefill_chunk``: whether it keeps to BatchLimits.prefill_chunk. ``plans_rounds``: whether more sequences
     may run than a forward has rows, since several forwards together move each of them. ``reads_waits``: whether it

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from greenroom.policies.base.events import Phase
 from greenroom.policies.batching.batch_policy import (
     BatchDecision,
@@ -12,6 +14,7 @@ from greenroom.policies.batching.batch_policy import (
     WaitingSequence,
 )
 from greenroom.policies.batching.in_order import Refused, admit_in_order
+from greenroom.policies.batching.preemption import make_room
 from greenroom.policies.batching.rounds import decoding, in_admission_order
 
 _LITTLE_ROOM = 1 / 4
@@ -22,10 +25,10 @@ class FcfsBatching(BatchPolicy):
     """Continuous batching, first come first served, with chunked prefill under a token budget a step.
 
     Decode rows come first, since a client waits for each. Then come the prompts in order of admission, then new ones
-    in order of arrival, each with as large a chunk as the step still holds. A waiting request is admitted when its
-    whole KV reservation fits and the step has room for one of its rows.
+    in order of arrival, each with as large a chunk as the step still holds. A waiting request is admitted when the KV
+    that it is expected to need fits and the step has room for one of its rows.
 
-    The head of the queue blocks: where its reservation does not fit, nothing behind it is admitted either. Overtaking
+    The head of the queue blocks: where its need does not fit, nothing behind it is admitted either. Overtaking
     would fill a little more of the KV now. But under steady load small requests would keep the memory that a large one
     waits for. Blocking bounds its wait by the ends of the running requests. A request larger than the whole KV budget
     is refused at once, so it blocks none.
@@ -34,7 +37,9 @@ class FcfsBatching(BatchPolicy):
     """
 
     def decide(self, state: BatchState) -> BatchDecision:
-        return planned(state, in_admission_order(decoding(state), state.limits.decode_rows))
+        state, preempt = make_room(state)
+        decision = planned(state, in_admission_order(decoding(state), state.limits.decode_rows))
+        return replace(decision, preempt=preempt) if preempt else decision
 
 
 def planned(state: BatchState, groups: list[list[Rows]], prompts_at: int = -1) -> BatchDecision:

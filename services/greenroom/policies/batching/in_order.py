@@ -17,7 +17,7 @@ def admit_in_order(state: BatchState, take: Callable[[WaitingSequence], bool]) -
     """
     admitted: list[WaitingSequence] = []
     refused: Refused = []
-    kv_free, blocked = state.kv_free, False
+    kv_free, blocked = state.kv_free - state.kv_expected, False
     for waiting in state.waiting:
         if waiting.kv_need > state.limits.kv_total:
             reason = f"it needs {waiting.kv_need} of KV memory and there are {state.limits.kv_total} in all"

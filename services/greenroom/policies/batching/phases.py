@@ -16,6 +16,7 @@ from greenroom.policies.batching.batch_policy import (
     WaitingSequence,
 )
 from greenroom.policies.batching.in_order import admit_in_order
+from greenroom.policies.batching.preemption import make_room
 from greenroom.policies.batching.rounds import decoding, in_admission_order
 
 _MOST_HOLD = 1e6
@@ -52,6 +53,7 @@ class PhasesBatching(BatchPolicy):
         self.reads_waits = hold > 0
 
     def decide(self, state: BatchState) -> BatchDecision:
+        state, preempt = make_room(state)
         limits = state.limits
         *before, last = in_admission_order(decoding(state), limits.decode_rows)
         decode_rows = sum(map(len, before)) + len(last)
@@ -71,6 +73,7 @@ class PhasesBatching(BatchPolicy):
             steps=tuple(StepPlan(tuple(part)) for part in parts if part),
             admit=tuple(waiting.sequence for waiting in admitted),
             refuse=tuple(refuse),
+            preempt=preempt,
         )
 
     def _holds(

@@ -48,6 +48,9 @@ class CoServe(ExpertPolicy):
     def on_sequence_started(self, sequence: SequenceInfo) -> None:
         self._waiting.left(sequence.sequence)
 
+    def on_sequence_preempted(self, sequence: SequenceInfo) -> None:
+        self._waiting.queued(sequence)
+
     def on_sequence_ended(self, sequence: int, end: SequenceEnd) -> None:
         self._waiting.left(sequence)
 

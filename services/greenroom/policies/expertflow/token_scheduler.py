@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from greenroom.policies.batching.batch_policy import (
     SequencePaths,
 )
 from greenroom.policies.batching.fcfs import planned
+from greenroom.policies.batching.preemption import make_room
 from greenroom.policies.batching.rounds import balanced_sizes, decoding, in_admission_order
 from greenroom.policies.expertflow.grouping import expected_union, grouped
 
@@ -51,6 +53,11 @@ class TokenScheduler(BatchPolicy):
         self._seed = seed
 
     def decide(self, state: BatchState) -> BatchDecision:
+        state, preempt = make_room(state)
+        decision = self._planned(state)
+        return replace(decision, preempt=preempt) if preempt else decision
+
+    def _planned(self, state: BatchState) -> BatchDecision:
         running = decoding(state)
         most = state.limits.decode_rows
         if self._force and len(running) > 1:

@@ -17,6 +17,7 @@ from greenroom.policies.base.events import (
     LayerRouting,
     Reason,
     SequenceEnd,
+    SequenceInfo,
     Step,
     Tier,
     Transfer,
@@ -132,6 +133,9 @@ class MoeInfinity(ExpertPolicy):
             self._publish(self._foreseen(layer, nearest))
         elif self.prefetch is not None:
             self._publish(np.where(self._decays[layer] > 0, self.prefetch.priority, np.float32(0)))
+
+    def on_sequence_preempted(self, sequence: SequenceInfo) -> None:
+        self.on_sequence_ended(sequence.sequence, SequenceEnd.CANCELLED)
 
     def on_sequence_ended(self, sequence: int, end: SequenceEnd) -> None:
         row = self.retention.end(sequence)

@@ -8,7 +8,7 @@ import numpy as np
 
 from greenroom.policies.base.activation_matrix import ActivationMatrices, Matrix, Rows
 from greenroom.policies.base.array_types import Mask
-from greenroom.policies.base.events import LayerRouting, Phase, SequenceEnd, Step, Tier
+from greenroom.policies.base.events import LayerRouting, Phase, SequenceEnd, SequenceInfo, Step, Tier
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.ranking import RankingPolicy
 from greenroom.policies.base.victim_selection import Worth
@@ -79,6 +79,9 @@ class ActivationRetention(RankingPolicy):
     def _sum_encoder(self, span: slice) -> None:
         """Sum the ratios of sequences that encode, over the keys of ``span``."""
         self._ratios[span] = self.matrices.ratios[self.encodes, span].sum(axis=0)
+
+    def on_sequence_preempted(self, sequence: SequenceInfo) -> None:
+        self.end(sequence.sequence)
 
     def on_sequence_ended(self, sequence: int, end: SequenceEnd) -> None:
         self.end(sequence)

@@ -25,7 +25,8 @@ from greenroom.policies.base.events import UNKNOWN_TASK
 class PendingRequest:
     """A request that is on no worker yet, or one stage of it.
 
-    ``kv_need``: what it reserves (same unit as the worker's). SLOs count from ``arrived_ms``; None: not given.
+    ``kv_need``: what it is expected to hold at its end (same unit as the worker's). ``most_tokens``: as many as it may
+    generate; None: as many as ``kv_need`` leaves. SLOs count from ``arrived_ms``; None: not given.
     ``expert``: in a graph of models, the one that serves this stage. A finished stage comes back as a new pending
     request of the same ``request_id`` with a higher ``stage``. ``tenant``: its owner; "" is one like any other.
 
@@ -46,6 +47,7 @@ class PendingRequest:
     expert: int | None = None
     stage: int = 0
     tenant: str = ""
+    most_tokens: int | None = None
     packed: bytes = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

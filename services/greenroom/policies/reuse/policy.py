@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from greenroom.policies.base.array_types import Counts, Ids, Keys, Scores
-from greenroom.policies.base.events import Artifact, LayerRouting, SequenceEnd
+from greenroom.policies.base.events import Artifact, LayerRouting, SequenceEnd, SequenceInfo
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.ranking import RankingPolicy
 from greenroom.policies.base.victim_selection import Worth
@@ -56,6 +56,9 @@ class Reuse(LookAhead):
 
     def on_artifact_swapped(self, artifact: Artifact) -> None:
         self.reuse.on_artifact_swapped(artifact)
+
+    def on_sequence_preempted(self, sequence: SequenceInfo) -> None:
+        self.reuse.on_sequence_preempted(sequence)
 
     def on_sequence_ended(self, sequence: int, end: SequenceEnd) -> None:
         self.reuse.on_sequence_ended(sequence, end)

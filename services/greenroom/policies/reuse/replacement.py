@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from greenroom.core.errors import InvalidConfig
-from greenroom.policies.base.events import Artifact, LayerRouting, SequenceEnd
+from greenroom.policies.base.events import Artifact, LayerRouting, SequenceEnd, SequenceInfo
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.victim_selection import Worth
 from greenroom.policies.replacement.next_use import NextUse
@@ -45,6 +45,9 @@ class ReuseRetention(NextUse):
     def on_layer_routed(self, routing: LayerRouting) -> None:
         super().on_layer_routed(routing)
         self.chances.add(routing)
+
+    def on_sequence_preempted(self, sequence: SequenceInfo) -> None:
+        self.on_sequence_ended(sequence.sequence, SequenceEnd.CANCELLED)
 
     def on_sequence_ended(self, sequence: int, end: SequenceEnd) -> None:
         self.chances.end(sequence)

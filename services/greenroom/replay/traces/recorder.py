@@ -25,9 +25,9 @@ class _RecordedStep:
 class TraceRecorder:
     """Keeps every finished step's routing: ``engine.listener = TraceRecorder(...)``; ``trace`` returns it.
 
-    A step that fails runs again, and counts once. The engine calls it on its own thread; ``trace`` and ``clear`` are to
-    be called when nothing runs. Grows by layers × k bytes a token, twice that beyond 255 experts a layer, and 16 for
-    the token itself.
+    A step that fails runs again, and counts once, as do the rows of a sequence that was preempted. The engine calls it
+    on its own thread; ``trace`` and ``clear`` are to be called when nothing runs. Grows by layers × k bytes a token,
+    twice that beyond 255 experts a layer, and 16 for the token itself.
     """
 
     def __init__(self, catalogue: Catalogue, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -42,6 +42,8 @@ class TraceRecorder:
         self._queued: dict[int, tuple[str, float]] = {}
         self._steps: list[_RecordedStep] = []
         self._layers: dict[int, NDArray[np.integer]] = {}
+        self._rows: dict[int, int] = {}
+        self._again: dict[int, int] = {}
 
     @property
     def tokens(self) -> int:
@@ -53,6 +55,9 @@ class TraceRecorder:
     def sequence_queued(self, sequence: SequenceInfo) -> None:
         self._queued[sequence.sequence] = sequence.task, self._clock() - self._began
 
+    def sequence_preempted(self, sequence: int) -> None:
+        self._again[sequence] = self._rows.get(sequence, 0)
+
     def layer_routed(self, step: Step, layer: int, picks: NDArray[np.integer]) -> None:
         experts = int(self._catalogue.experts_per_layer[layer])
         kept = np.full((len(picks), self._width), experts, dtype=np.int64)
@@ -63,8 +68,23 @@ class TraceRecorder:
         layers, self._layers = self._layers, {}
         if not failed and len(layers) == self._catalogue.layers and step.rows:
             picks = np.stack([layers[layer] for layer in range(len(layers))], axis=1)
-            tokens = None if step.row_tokens is None else step.row_tokens.copy()
-            self._steps.append(_RecordedStep(step.row_sequences.copy(), step.row_phases.copy(), picks, tokens))
+            new = self._new_rows(step)
+            tokens = None if step.row_tokens is None else step.row_tokens[new]
+            if new.any():
+                self._steps.append(_RecordedStep(step.row_sequences[new], step.row_phases[new], picks[new], tokens))
+
+    def _new_rows(self, step: Step) -> NDArray[np.bool_]:
+        """``[T]``: which rows have not run before. A sequence's rows stand in their order."""
+        new = np.ones(step.rows, dtype=np.bool_)
+        for sequence, rows in zip(
+            *(each.tolist() for each in np.unique(step.row_sequences, return_counts=True)), strict=True
+        ):
+            again = min(rows, self._again.get(sequence, 0))
+            if again:
+                self._again[sequence] -= again
+                new[np.flatnonzero(step.row_sequences == sequence)[:again]] = False
+            self._rows[sequence] = self._rows.get(sequence, 0) + rows - again
+        return new
 
     def sequence_reported(self, sequence: int, report: Mapping[str, float]) -> None:
         """Nothing: only routing is kept."""

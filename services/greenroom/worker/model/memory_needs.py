@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from typing import Any
 
 from greenroom.core.artifacts.paths_file import PathsFile
 from greenroom.core.artifacts.paths_forms.t5 import T5
 from greenroom.core.errors import InvalidConfig
+from greenroom.core.model_profile import ModelProfile
 from greenroom.experts.held_outputs import most_held
 from greenroom.experts.pack.layout import PackManifest
 from greenroom.moe.attention.ragged_attention import holds_scores, packs_keys, rows_at_once
 from greenroom.moe.forward.ragged_model import RaggedModel
+from greenroom.policies.base.events import UNKNOWN_TASK
 from greenroom.policies.expertflow.policy import PATHS
 from greenroom.policies.expertflow.t5_paths import CACHE_BYTES
 from greenroom.policies.expertflow.token_histories import MOST
@@ -29,9 +32,14 @@ def dense_bytes(model: Any) -> int:
 
 
 def needs_of(
-    model: Any, manifest: PackManifest, ragged: RaggedModel, config: WorkerConfig, max_model_len: int
+    model: Any,
+    manifest: PackManifest,
+    ragged: RaggedModel,
+    config: WorkerConfig,
+    max_model_len: int,
+    profile: ModelProfile | None = None,
 ) -> Needs:
-    """``max_model_len``: tokens that one request may have."""
+    """``max_model_len``: tokens that one request may have. ``profile``: says how many they have in the mean."""
     slot_bytes = max(layer.layout.nbytes for layer in manifest.layers)
     kv_for_one = ragged.layout.nbytes(max_model_len)
     text = model.config.get_text_config()
@@ -50,7 +58,22 @@ def needs_of(
         kv_for_all=kv_for_one * config.max_running,
         attention=attention,
         chunked=config.make_batch_policy().applies_prefill_chunk,
+        kv_expected=kv_expected_bytes(ragged, config, max_model_len, profile),
     )
+
+
+def kv_expected_bytes(
+    ragged: RaggedModel, config: WorkerConfig, max_model_len: int, profile: ModelProfile | None
+) -> int:
+    """What as many sequences as may run are expected to hold at their ends. 0: not known. On a device they hold all
+    that they may need, whatever is expected.
+    """
+    if profile is None or ragged.device.type != "cpu":
+        return 0
+    prompts = sum(task.prompts for task in profile.tasks.values())
+    read = sum(task.prompts * task.input_tokens.mean for task in profile.tasks.values()) / prompts
+    rows = min(max_model_len, math.ceil(read + profile.expected_tokens(UNKNOWN_TASK)))
+    return config.max_running * ragged.layout.nbytes(rows)
 
 
 def foreseeing_bytes(config: WorkerConfig, itemsize: int) -> int:

@@ -18,6 +18,9 @@ HEADROOM = 0.05
 KV_SHARE = 0.25
 """The largest share of what dense weights leave that ``auto`` gives to KV while not all experts fit."""
 
+KV_SPREAD = 2.0
+"""Times what as many requests as may run are expected to hold: ``auto`` gives KV no more while not all experts fit."""
+
 HOST_SHARE = 0.75
 """The largest share of the available RAM that ``auto`` gives to a host tier with locked pages. The system can not take
 such pages back: the page cache and other processes have to do with the rest.
@@ -45,7 +48,8 @@ ACCELERATOR_SLACK = 512 * MIB
 @dataclass(frozen=True, slots=True)
 class Needs:
     """What the model needs, in bytes. ``least_slots``: the largest k of a router. ``kv_for_one``: the KV of one
-    sequence at full length; ``kv_for_all``: that of as many sequences as may run. ``attention``: the part of the
+    sequence at full length; ``kv_for_all``: that of as many sequences as may run; ``kv_expected``: what these are
+    expected to hold at their ends, which is ``kv_for_all`` where nothing is known (0). ``attention``: the part of the
     workspace that grows with the length of a sequence. ``chunked``: the batch policy keeps to ``--prefill-chunk``.
     """
 
@@ -58,6 +62,7 @@ class Needs:
     kv_for_all: int
     attention: int = 0
     chunked: bool = True
+    kv_expected: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,12 +291,17 @@ def _host_in_ram(asked: int | None, ram: Memory, useful: int) -> int:
 
 
 def _auto_kv(needs: Needs, spare: int, experts: int) -> int:
-    """KV for all running requests at full length where that is cheap. Else a share, at least one request if it fits."""
+    """KV for all running requests at full length where that is cheap. Else a share, at most what they will probably use
+    and at least one request if it fits.
+    """
     beside_experts = spare - experts
     if needs.kv_for_all <= beside_experts:
         return needs.kv_for_all
     share = max(beside_experts, int(spare * KV_SHARE))
-    return max(min(needs.kv_for_all, share), min(needs.kv_for_one, spare - needs.least_slots * needs.slot_bytes), 0)
+    useful = needs.kv_for_all
+    if needs.kv_expected:
+        useful = min(useful, max(needs.kv_for_one, int(KV_SPREAD * needs.kv_expected)))
+    return max(min(useful, share), min(needs.kv_for_one, spare - needs.least_slots * needs.slot_bytes), 0)
 
 
 def _budget(text: str, field: str, whole: int | None) -> int | None:

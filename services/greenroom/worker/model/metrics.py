@@ -107,6 +107,10 @@ class WorkerCollector(Collector):
         yield _gauge("batch_requests_waiting", "Requests that wait to join the batch.", stats.waiting)
         yield _counter("requests_started", "Requests admitted.", stats.started)
         yield _counter("kv_shortages", "Times that memory within the KV budget could not be had.", stats.kv_shortages)
+        yield _counter(
+            "kv_preemptions", "Times that a request gave up its keys and values for others.", stats.preemptions
+        )
+        yield _counter("recomputed_rows", "Rows that ran again after that.", stats.recomputed_rows)
         yield _counter("failed_audits", "Times that an idle audit found a defect.", stats.audit_failures)
         yield _gauge("kv_reserved_bytes", "Memory reserved for keys and values.", stats.kv_reserved_bytes)
         yield _gauge("kv_budget_bytes", "Memory that keys and values may take.", stats.kv_budget_bytes)

@@ -43,6 +43,7 @@ from greenroom.moe.loading.checkpoint import Checkpoint, resolve
 from greenroom.moe.loading.load_model import LoadedMoE, attach, load, use_residual
 from greenroom.moe.loading.packing import ensure_pack
 from greenroom.moe.routing.expert_mlp import predictors_for
+from greenroom.policies.base.answer_lengths import AnswerLengths
 from greenroom.policies.base.artifacts import artifact_of
 from greenroom.policies.base.events import Artifact
 from greenroom.policies.base.expert_keys import Catalogue
@@ -117,7 +118,7 @@ class ModelRuntime:
             loaded.native.limits = limits
         self._products = describe_products(loaded.native, loaded.dtype)
         max_model_len = min(loaded.max_model_len, config.max_model_len or loaded.max_model_len, ragged.max_positions)
-        needs = needs_of(loaded.model, self.pack.manifest, ragged, config, max_model_len)
+        needs = needs_of(loaded.model, self.pack.manifest, ragged, config, max_model_len, self.profile)
         in_ram = needs.dense if self.accelerator is None else 0
         runtime = max(0, resident_bytes() - in_ram)  # after a first forward: with all the code it needs
         there = memory() if self.accelerator is None else gpu_memory(self._device)
@@ -126,7 +127,7 @@ class ModelRuntime:
         def plan_at(rows: int) -> tuple[MemoryPlan, int]:
             with_rows = replace(config, tokens_per_step=rows)
             return plan_to_fit(
-                lambda length: needs_of(loaded.model, self.pack.manifest, ragged, with_rows, length),
+                lambda length: needs_of(loaded.model, self.pack.manifest, ragged, with_rows, length, self.profile),
                 max_model_len,
                 lambda needs: plan_memory(
                     needs,
@@ -292,6 +293,7 @@ class ModelRuntime:
             moves=EngineMoves(self.experts, self.link),
             paths=paths,
             picks=self._picks_for_paths(policy),
+            lengths=AnswerLengths(self.profile),
         )
         return BatchLoop(engine).start()
 

@@ -18,13 +18,15 @@ _OF_A_PROMPT = 0.75
 
 
 class _Rows:
-    """One sequence's rows so far: ``seen`` in all, of which ``count`` are kept, ``prompt_rows`` of the prompt."""
+    """One sequence's rows so far: ``seen`` in all, of which ``count`` are kept, ``prompt_rows`` of the prompt. The next
+    ``again`` rows have been seen.
+    """
 
-    __slots__ = ("count", "experts", "prompt_rows", "prompt_tokens", "report", "seen", "tokens", "tokens_told")
+    __slots__ = ("again", "count", "experts", "prompt_rows", "prompt_tokens", "report", "seen", "tokens", "tokens_told")
 
     def __init__(self, prompt_tokens: int, *, tokens_told: bool) -> None:
         self.prompt_tokens = prompt_tokens
-        self.seen = self.count = self.prompt_rows = 0
+        self.seen = self.count = self.prompt_rows = self.again = 0
         self.experts: NDArray[np.unsignedinteger] | None = None
         self.tokens: NDArray[np.uint32] = np.empty(0, dtype=np.uint32)
         self.tokens_told = tokens_told
@@ -35,10 +37,10 @@ class RoutingRecorder:
     """Keeps ``most_rows`` rows of every sequence until ``take``: ``engine.listener = RoutingRecorder(...)``. They are
     the prompt's first ones, up to three quarters, and then the answer's first ones.
 
-    Told on the engine's thread. A step that fails is run again and counts once. ``take`` must be called for every
-    sequence once it has ended, from any thread. Held for each are at most ``most_rows`` × layers × k bytes (twice that
-    beyond 255 experts a layer). ``tokens``: keep each row's token too, 4 bytes a row; a sequence of which some step did
-    not tell them has none.
+    Told on the engine's thread. A step that fails is run again and counts once, as do a preempted sequence's rows.
+    ``take`` must be called for every sequence once it has ended, from any thread. Held for each are at most
+    ``most_rows`` × layers × k bytes (twice that beyond 255 experts a layer). ``tokens``: keep each row's token too, 4
+    bytes a row; a sequence of which some step did not tell them has none.
     """
 
     def __init__(self, catalogue: Catalogue, *, most_rows: int, tokens: bool = False) -> None:
@@ -61,6 +63,11 @@ class RoutingRecorder:
 
     def sequence_queued(self, sequence: SequenceInfo) -> None:
         self._sequences[sequence.sequence] = _Rows(sequence.prompt_tokens, tokens_told=self._tokens)
+
+    def sequence_preempted(self, sequence: int) -> None:
+        rows = self._sequences.get(sequence)
+        if rows is not None:
+            rows.again = rows.seen
 
     def layer_routed(self, step: Step, layer: int, picks: NDArray[np.integer]) -> None:
         rows, k = picks.shape
@@ -91,6 +98,9 @@ class RoutingRecorder:
             rows.report = report
 
     def _take_rows(self, rows: _Rows, start: int, stop: int, tokens: Ids | None) -> None:
+        again = min(stop - start, rows.again)
+        rows.again -= again
+        start += again
         of_prompt = min(stop - start, max(0, rows.prompt_tokens - rows.seen))
         rows.seen += stop - start
         kept = min(of_prompt, self._most_prompt_rows - rows.prompt_rows)

@@ -426,7 +426,7 @@ class NativeRows:
 
         ``queries[T, heads, D]``, ``keys[T, key heads, D]`` and ``values`` of a step must have a contiguous last axis.
         ``out[T, heads, value D]``: only rows named in ``sequences`` are written. ``sequences[n, 6]``: the row in the
-        step, the addresses of the sequence's keys and values ``[key heads, capacity, D]``, the capacity, how many rows
+        step, the addresses of the sequence's keys and values ``[key heads, stride, D]``, the stride, how many rows
         come before it, and the first key that it sees.
         """
         _, key_heads, key_dim = keys.shape
