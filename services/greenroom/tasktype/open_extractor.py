@@ -1,0 +1,42 @@
+"""Extractors by name."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from greenroom.core.errors import UnknownName
+from greenroom.tasktype.extractor import Extractor
+from greenroom.tasktype.keywords import KeywordExtractor, load_profile
+from greenroom.tasktype.linear import LinearExtractor, load_weights
+
+_LOG = logging.getLogger(__name__)
+DEFAULT_EXTRACTOR: Final = "linear"
+
+
+def _linear(file: Path | None) -> Extractor:
+    return LinearExtractor(load_weights(file))
+
+
+def _keywords(file: Path | None) -> Extractor:
+    return KeywordExtractor(load_profile(file))
+
+
+EXTRACTORS: Final[dict[str, Callable[[Path | None], Extractor]]] = {
+    "linear": _linear,
+    "keywords": _keywords,
+}
+
+
+def open_extractor(name: str = DEFAULT_EXTRACTOR, file: Path | None = None) -> Extractor:
+    """``file``: what it goes by; None: what comes with greenroom.
+
+    Raises UnknownName; InvalidConfig where the file is not what it should be.
+    """
+    if name not in EXTRACTORS:
+        raise UnknownName("extractor", name, EXTRACTORS)
+    extractor = EXTRACTORS[name](file)
+    _LOG.info("task types are told by %s: %s", extractor.name, ", ".join(extractor.names))
+    return extractor
