@@ -64,6 +64,7 @@ def learn(
       greenroom weights learn labelled.jsonl --output mine.json --origin-field client --wording-field template
     """
     from greenroom.tasktype.evaluate import read_labelled
+    from greenroom.tasktype.linear import InstructionFeatures
     from greenroom.tasktype.linear.learn import learn_weights, origins_of
     from greenroom.tasktype.linear.weights import dump_weights
 
@@ -72,7 +73,7 @@ def learn(
     prompts = list(read_labelled(file, wording=wording_field, origin=origin_field))
     card = {"about": about, "licence": licence}
     with tqdm(total=origins_of(prompts), desc="origins left out", disable=not sys.stderr.isatty()) as bar:
-        learnt = learn_weights(prompts, seed=seed, card=card, done=lambda: _advance(bar))
+        learnt = learn_weights(prompts, InstructionFeatures(), seed=seed, card=card, done=lambda: _advance(bar))
     try:
         write_whole(output, dump_weights(learnt.weights))
     except OSError as error:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from greenroom.core.errors import InvalidConfig
 from greenroom.tasktype.extractor import UNKNOWN, Extraction
-from greenroom.tasktype.keywords import KeywordExtractor, load_profile
-from greenroom.tasktype.linear.features import Features
+from greenroom.tasktype.linear.features import PromptFeatures
 from greenroom.tasktype.linear.head import probabilities
 from greenroom.tasktype.linear.weights import Weights
 
@@ -15,14 +15,16 @@ class LinearExtractor:
     """The most probable type, or ``unknown`` where that is less probable than the weights' least probability.
 
     Scores of an extraction are the probabilities, which are calibrated on data sets that nothing was learnt from.
+    Raises InvalidConfig where the weights are for other features.
     """
 
-    name = "linear"
-
-    def __init__(self, weights: Weights) -> None:
+    def __init__(self, weights: Weights, features: PromptFeatures, name: str = "linear") -> None:
+        if weights.features != features.name:
+            raise InvalidConfig("weights, at $.features", weights.features, f"the extractor {name} has {features.name}")
+        self.name = name
         self.names = weights.task_types
         self._least = weights.least_probability
-        self._features = Features(KeywordExtractor(load_profile()))
+        self._features = features
         self._row_of = {feature: row for row, feature in enumerate(weights.weights)}
         steps = np.array(list(weights.weights.values()), dtype=np.float32)
         self._rows = (steps * (weights.scale / weights.temperature)).astype(np.float32)

@@ -13,9 +13,9 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
-from greenroom.tasktype.keywords import KeywordExtractor
+from greenroom.tasktype.keywords import KeywordExtractor, load_profile
 from greenroom.tasktype.words import bounded
 
 HEAD_CHARS: Final = 500
@@ -60,15 +60,30 @@ class Blocks:
     shape: float = 0.1
 
 
-class Features:
-    """Makes features of prompts. Features are named, so that weights can be read and looked up by people."""
+class PromptFeatures(Protocol):
+    """Makes features of prompts. Features are named, so that weights can be read and looked up by people.
 
-    def __init__(self, keywords: KeywordExtractor, blocks: Blocks = Blocks()) -> None:
-        self._keywords = keywords
+    ``name``: what weights say that they are for. It changes whenever the features do.
+    """
+
+    name: str
+
+    def __call__(self, prompt: str) -> dict[str, float]:
+        """By name. Takes bounded time however long the prompt is."""
+        ...
+
+
+class InstructionFeatures:
+    """Words and forms of the first and the last sentence above all, and the shipped keywords as classes."""
+
+    name = "instruction-1"
+
+    def __init__(self, blocks: Blocks = Blocks()) -> None:
+        self._keywords = KeywordExtractor(load_profile())
         self._blocks = blocks
 
     def __call__(self, prompt: str) -> dict[str, float]:
-        """By name. Takes bounded time: only the beginning and the end of a prompt are looked at."""
+        """Only the beginning and the end of a prompt are looked at."""
         parts = [_sentences(part) for part in bounded(prompt.strip(), HEAD_CHARS, TAIL_CHARS)]
         beginning, end = parts[0], parts[-1]
         first = _joined(beginning)[:_MOST_TOKENS]

@@ -14,10 +14,9 @@ import numpy as np
 from greenroom.core.errors import InvalidConfig
 from greenroom.tasktype.evaluate import LabelledPrompt
 from greenroom.tasktype.extractor import UNKNOWN
-from greenroom.tasktype.keywords import KeywordExtractor, load_profile
-from greenroom.tasktype.linear.features import Blocks, Features
+from greenroom.tasktype.linear.features import PromptFeatures
 from greenroom.tasktype.linear.head import Floats, Rows, fit_shares, probabilities
-from greenroom.tasktype.linear.weights import FEATURES, Weights
+from greenroom.tasktype.linear.weights import Weights
 from greenroom.tasktype.linear.wordings import texts_without_a_wish, worded_prompts
 
 _OURS: Final = "greenroom"
@@ -34,13 +33,11 @@ _LEAST_SLICED_CHARS: Final = 700
 
 @dataclass(frozen=True, slots=True)
 class LearnConfig:
-    """``blocks``: what the head sees. ``penalty``, ``rounds``: see ``fit_shares``. ``each_wording``: prompts of a wording
-    that are learnt from. ``worded``: prompts of each wording that comes with greenroom; 0: none of these. ``worded_share``:
+    """``penalty``, ``rounds``: see ``fit_shares``. ``each_wording``: prompts of a wording that are learnt from. ``worded``: prompts of each wording that comes with greenroom; 0: none of these. ``worded_share``:
     what they count beside the given ones. ``without_a_wish``: what texts that ask for nothing count; they are to make all
     types alike probable. ``sliced``: such texts of each origin, cut out of its long prompts. ``most_features`` are kept.
     ``most_lost``: how much accuracy the least probability may cost."""
 
-    blocks: Blocks = Blocks()
     penalty: float = 1.0
     rounds: int = 60
     each_wording: int = 4
@@ -88,6 +85,7 @@ class _Examples:
 
 def learn_weights(
     prompts: Sequence[LabelledPrompt],
+    features: PromptFeatures,
     *,
     seed: int = 0,
     config: LearnConfig = LearnConfig(),
@@ -98,10 +96,10 @@ def learn_weights(
 
     Every origin is left out once: what is then said of it sets the temperature and the least probability, and is what
     ``left_out`` reports. The weights themselves are of all origins. Prompts without an origin are dealt to eight by
-    their wording. ``done`` is called after each fit. Raises InvalidConfig.
+    their wording. ``features``: what the head sees of a prompt. ``done`` is called after each fit. Raises InvalidConfig.
     """
     _check(prompts)
-    learner = _Learner(prompts, seed, config)
+    learner = _Learner(prompts, features, seed, config)
     scores = learner.scores_left_out(done)
     temperature = learner.temperature(scores)
     shares = probabilities(scores / temperature)
@@ -111,7 +109,7 @@ def learn_weights(
         Weights(
             format="greenroom-task-weights",
             version=1,
-            features=FEATURES,
+            features=features.name,
             task_types=learner.names,
             temperature=round(temperature, 4),
             least_probability=round(least, 4),
@@ -129,17 +127,18 @@ def origins_of(prompts: Iterable[LabelledPrompt]) -> int:
 
 
 class _Learner:
-    def __init__(self, prompts: Sequence[LabelledPrompt], seed: int, config: LearnConfig) -> None:
+    def __init__(
+        self, prompts: Sequence[LabelledPrompt], features: PromptFeatures, seed: int, config: LearnConfig
+    ) -> None:
         self._config = config
         self.names = tuple(sorted({one.task_type for one in prompts}))
         examples = _examples(prompts, self.names, seed, config)
-        found = Features(KeywordExtractor(load_profile()), config.blocks)
-        features = [found(text) for text in examples.texts]
-        counts = Counter(name for row in features for name in row)
+        found = [features(text) for text in examples.texts]
+        counts = Counter(name for row in found for name in row)
         self._vocabulary = {
             name: number for number, name in enumerate(sorted(name for name, count in counts.items() if count > 1))
         }
-        self._rows = Rows.of(features, self._vocabulary)
+        self._rows = Rows.of(found, self._vocabulary)
         self._products = self._rows.products() + np.float32(_BIAS)
         self._origins = np.array(examples.origins)
         kinds = [-1 if one is None else self.names.index(one) for one in examples.task_types]

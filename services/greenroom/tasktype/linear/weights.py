@@ -15,8 +15,6 @@ from greenroom.core.units import MIB
 from greenroom.tasktype.extractor import UNKNOWN
 
 MAX_FILE_BYTES: Final = 16 * MIB
-FEATURES: Final = "instruction-1"
-"""Names what ``features`` makes of a prompt. Weights are for these alone, so it changes whenever they do."""
 
 Name = Annotated[str, Meta(min_length=1, max_length=64)]
 Finite = Annotated[float, Meta(ge=-1e6, le=1e6)]
@@ -26,7 +24,7 @@ Step = Annotated[int, Meta(ge=-32768, le=32767)]
 class Weights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A head by features. A score is ``bias`` + Σ value of a feature · ``scale`` · its steps.
 
-    ``task_types``: what the columns are for. ``temperature``: scores are divided by it before they become probabilities.
+    ``features``: the name of the ``PromptFeatures`` that they are for. ``task_types``: what the columns are for. ``temperature``: scores are divided by it before they become probabilities.
     ``least_probability``: below it the answer is ``unknown``. ``card``: where the weights come from, for people.
     """
 
@@ -42,11 +40,12 @@ class Weights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     card: dict[str, Any] = {}
 
 
-def load_weights(path: Path | None = None) -> Weights:
-    """Read ``path``; None: the weights that come with greenroom. Raises InvalidConfig, naming the place."""
+def load_weights(path: Path | None = None, shipped: str = "default_weights.json") -> Weights:
+    """Read ``path``; None: the file ``shipped`` of those that come with greenroom. Raises InvalidConfig, naming the
+    place."""
     if path is None:
-        shipped = resources.files("greenroom.tasktype.linear") / "default_weights.json"
-        return parse_weights(shipped.read_bytes(), "the shipped weights")
+        file = resources.files("greenroom.tasktype.linear") / shipped
+        return parse_weights(file.read_bytes(), f"the shipped {shipped}")
     try:
         size = path.stat().st_size
         if size > MAX_FILE_BYTES:
@@ -62,8 +61,6 @@ def parse_weights(data: bytes, name: str) -> Weights:
         weights = msgspec.json.decode(data, type=Weights)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise InvalidConfig("weights", name, f"it must be a file of weights by feature: {error}") from error
-    if weights.features != FEATURES:
-        raise _at(name, "$.features", weights.features, f"this version of greenroom makes {FEATURES} of prompts")
     types = len(weights.task_types)
     for number, task_type in enumerate(weights.task_types):
         if task_type == UNKNOWN:
