@@ -24,6 +24,13 @@ _DATA_SETS: Final = (
 )  # fmt: skip
 """With these the names of P3's templates begin."""
 
+_FAMILIES: Final[Mapping[str, str]] = {
+    "amazon_polarity": "reviews", "app_reviews": "reviews", "imdb": "reviews", "rotten_tomatoes": "reviews",
+    "yelp_review_full": "reviews", "ag_news": "topics", "dbpedia_14": "topics", "glue_mrpc": "glue", "glue_qqp": "glue",
+    "cnn_dailymail": "news", "multi_news": "news", "mt_bench": "chat", "vicuna": "chat",
+}  # fmt: skip
+"""Data sets whose templates word the wish alike. Every other is a family by itself."""
+
 
 class _Line(msgspec.Struct):
     prompt: str
@@ -32,8 +39,9 @@ class _Line(msgspec.Struct):
     source_task: str
 
 
-def read_prompts(path: Path) -> list[LabelledPrompt]:
-    """The lines of `prompts/task-types.jsonl`, each with its template as wording and its data set as origin.
+def read_prompts(path: Path, *, families: bool = False) -> list[LabelledPrompt]:
+    """The lines of `prompts/task-types.jsonl`, each with its template as wording and its data set as origin, or the
+    family of that.
 
     Raises click.ClickException where a line is not of such a file.
     """
@@ -41,10 +49,16 @@ def read_prompts(path: Path) -> list[LabelledPrompt]:
         lines = [msgspec.json.decode(line, type=_Line) for line in path.read_bytes().splitlines() if line.strip()]
     except msgspec.MsgspecError as error:
         raise click.ClickException(f"{path} is no file of prompts with their source: {error}") from error
-    return [LabelledPrompt(one.prompt, one.task_type, one.source_task, origin_of(one)) for one in lines]
+    origins = [_origin_of(one) for one in lines]
+    if families:
+        origins = [_FAMILIES.get(origin, origin) for origin in origins]
+    return [
+        LabelledPrompt(one.prompt, one.task_type, one.source_task, origin)
+        for one, origin in zip(lines, origins, strict=True)
+    ]
 
 
-def origin_of(line: _Line) -> str:
+def _origin_of(line: _Line) -> str:
     if line.source in _BY_SOURCE:
         return _BY_SOURCE[line.source]
     for name in _DATA_SETS:

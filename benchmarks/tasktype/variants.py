@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from greenroom.tasktype import Extractor
+from greenroom.tasktype.embedding import EmbeddingFeatures
 from greenroom.tasktype.evaluate import LabelledPrompt, evaluate
 from greenroom.tasktype.keywords import KeywordExtractor, load_profile
 from greenroom.tasktype.keywords.learn import LearnConfig as KeywordConfig
@@ -81,5 +82,7 @@ VARIANTS: Final[Mapping[str, Variant]] = {
     "+texts-without-a-wish": linear(lambda: InstructionFeatures(_CHARACTERS), _QUIET),
     "+wordings": linear(lambda: InstructionFeatures(_CHARACTERS)),
     "linear": linear(InstructionFeatures),
+    "embedding": linear(EmbeddingFeatures),
 }
-"""Those that begin with + have what the one above has, and that; ``linear`` has the shipped keywords as features too."""
+"""Those that begin with + have what the one above has, and that; ``linear`` has the shipped keywords as
+features too, and ``embedding`` a sentence embedding besides."""

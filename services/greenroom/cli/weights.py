@@ -50,9 +50,7 @@ def weights() -> None:
 @click.option("--about", default="", help="Where the prompts come from, for the card in the file.")
 @click.option("--licence", default="", help="The prompts' licence, for the card.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Which prompts of a wording are learnt from.")
-def learn(
-    file: Path, output: Path, wording_field: str, origin_field: str, about: str, licence: str, seed: int
-) -> None:
+def learn(file: Path, output: Path, wording_field: str, origin_field: str, about: str, licence: str, seed: int) -> None:
     """Learn weights from labelled prompts: FILE has {"prompt": ..., "task_type": ..., "origin": ...} a line.
 
     Prints as JSON how well origins are told that nothing was learnt from. Wordings that come with greenroom are learnt

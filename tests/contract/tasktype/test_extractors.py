@@ -60,7 +60,9 @@ def test_plain_wishes(extractor: Extractor, prompt: str, task_type: str) -> None
     assert extractor.extract(prompt).task_type == task_type
 
 
-@pytest.mark.parametrize("prompt", ["", " \n\t", "zzz", "Lorem ipsum dolor sit amet", "····", "48213", "\U0001f3ad" * 9])
+@pytest.mark.parametrize(
+    "prompt", ["", " \n\t", "zzz", "Lorem ipsum dolor sit amet", "····", "48213", "\U0001f3ad" * 9]
+)
 def test_what_asks_for_nothing_is_unknown(extractor: Extractor, prompt: str) -> None:
     assert extractor.extract(prompt).task_type == UNKNOWN
 

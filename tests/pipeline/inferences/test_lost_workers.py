@@ -84,7 +84,9 @@ class Cluster:
         front = GatewayConfig(port=0, drain_timeout_s=0)
         self.gateway = GatewayService(Gateway(front, pipeline, None, registry))
         self.parts: list[Any] = [
-            TaskTypeService(TaskTypeConfig(), self.log, extractor, TaskTypeMetrics(registry, extractor.names, extractor.name)),
+            TaskTypeService(
+                TaskTypeConfig(), self.log, extractor, TaskTypeMetrics(registry, extractor.names, extractor.name)
+            ),
             self.scheduler,
             ServedEndpoint("tokens", LocalEndpoint(self.dialer, "g"), [pipeline.tokens], owner=pipeline),
             pipeline,

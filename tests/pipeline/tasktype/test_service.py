@@ -325,7 +325,9 @@ async def test_it_lives_as_a_part_of_a_process(world: World) -> None:
 async def test_it_does_not_start_without_its_topics() -> None:
     extractor = KeywordExtractor(load_profile())
     async with MemoryLog() as log:
-        service = TaskTypeService(CONFIG, log, extractor, TaskTypeMetrics(CollectorRegistry(), extractor.names, extractor.name))
+        service = TaskTypeService(
+            CONFIG, log, extractor, TaskTypeMetrics(CollectorRegistry(), extractor.names, extractor.name)
+        )
         with pytest.raises(LogFailed):
             await service.start()
 

@@ -22,8 +22,8 @@ from greenroom.core.messages import (
     without_payload,
 )
 from greenroom.fabric.log import Record
-from greenroom.tasktype.keywords import KeywordExtractor, load_profile
 from greenroom.tasktype.decide import Bury, Forward, decide
+from greenroom.tasktype.keywords import KeywordExtractor, load_profile
 
 POOLS = 2
 EXTRACTOR = KeywordExtractor(load_profile())

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from greenroom.core.errors import InvalidConfig
-from greenroom.tasktype.keywords.candidates import Ints, Phrase, Phrases
 from greenroom.tasktype.evaluate import Evaluation, LabelledPrompt, evaluate
 from greenroom.tasktype.extractor import UNKNOWN
+from greenroom.tasktype.keywords.candidates import Ints, Phrase, Phrases
 from greenroom.tasktype.keywords.extractor import KeywordExtractor
 from greenroom.tasktype.keywords.profile import LookAt, Profile, TypeKeywords
 from greenroom.tasktype.keywords.selection import Flags, Selection

@@ -36,7 +36,25 @@ _CODE = re.compile(r"```|[{};]\s*\n|\bdef \w+\(|</\w+>|=>")
 _SPEAKER = re.compile(r"^[A-Z][\w ]{0,15}: ", re.MULTILINE)
 _ASKING: Final = frozenset({"what", "who", "whom", "whose", "when", "where", "why", "which", "how"})
 _VERB_FIRST: Final = frozenset(
-    "is are was were do does did can could would will should has have had may might".split()
+    [
+        "is",
+        "are",
+        "was",
+        "were",
+        "do",
+        "does",
+        "did",
+        "can",
+        "could",
+        "would",
+        "will",
+        "should",
+        "has",
+        "have",
+        "had",
+        "may",
+        "might",
+    ]
 )
 
 

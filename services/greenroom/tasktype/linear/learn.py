@@ -253,9 +253,7 @@ class _Learner:
         }
 
 
-def _examples(
-    prompts: Sequence[LabelledPrompt], names: Sequence[str], seed: int, config: LearnConfig
-) -> _Examples:
+def _examples(prompts: Sequence[LabelledPrompt], names: Sequence[str], seed: int, config: LearnConfig) -> _Examples:
     examples = _Examples()
     by_wording: dict[tuple[str, str], list[LabelledPrompt]] = defaultdict(list)
     for one in sorted(set(prompts), key=lambda one: _place(f"{seed}|{one.prompt}|{one.task_type}")):

@@ -16,11 +16,11 @@ from greenroom.cli import main
 from greenroom.core.errors import InvalidConfig
 from greenroom.demo.tasks import TASKS, samples
 from greenroom.tasktype import UNKNOWN
-from greenroom.tasktype.keywords.candidates import Phrases
 from greenroom.tasktype.confusion_plot import draw_confusion
 from greenroom.tasktype.evaluate import Evaluation, LabelledPrompt, evaluate, read_labelled
-from greenroom.tasktype.keywords.learn import LearnConfig, learn_keywords
 from greenroom.tasktype.keywords import KeywordExtractor, load_profile, parse_profile
+from greenroom.tasktype.keywords.candidates import Phrases
+from greenroom.tasktype.keywords.learn import LearnConfig, learn_keywords
 from greenroom.tasktype.keywords.profile import LookAt, Profile, TypeKeywords, dump_profile
 from greenroom.tasktype.keywords.selection import Selection
 from tests.real_data import real_data

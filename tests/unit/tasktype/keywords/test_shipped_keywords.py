@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from greenroom.tasktype.keywords import KeywordExtractor, load_profile
 from greenroom.tasktype.evaluate import Evaluation, LabelledPrompt, evaluate
+from greenroom.tasktype.keywords import KeywordExtractor, load_profile
 from tests.real_data import real_data
 
 HELD_OUT = Path(__file__).parent / "held_out.json"

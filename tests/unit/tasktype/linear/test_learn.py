@@ -49,7 +49,9 @@ def test_the_same_prompts_in_any_order_give_the_same_weights() -> None:
     prompts = made(origins=2, each=3)
     other = list(prompts)
     Random(1).shuffle(other)
-    assert learn_weights(prompts, FEATURES, config=SMALL).weights == learn_weights(other, FEATURES, config=SMALL).weights
+    assert (
+        learn_weights(prompts, FEATURES, config=SMALL).weights == learn_weights(other, FEATURES, config=SMALL).weights
+    )
 
 
 def test_labels_that_mean_nothing_are_not_told_of_left_out_origins() -> None:
@@ -59,7 +61,9 @@ def test_labels_that_mean_nothing_are_not_told_of_left_out_origins() -> None:
         LabelledPrompt(f"{text} {number}", random.choice(["a", "b"]), origin=f"origin {number % 4}")
         for number, text in enumerate(TEXTS * 3)
     ]
-    learnt = learn_weights(prompts, FEATURES, config=LearnConfig(worded=0, rounds=30, without_a_wish=0.0, most_lost=1.0))
+    learnt = learn_weights(
+        prompts, FEATURES, config=LearnConfig(worded=0, rounds=30, without_a_wish=0.0, most_lost=1.0)
+    )
     assert learnt.left_out.mean <= 0.7
 
 
