@@ -62,9 +62,9 @@ def main(
 ) -> None:
     """How many task types of prompts are told right whose data set was not seen.
 
-    Every data set is left out once: what is compared learns from the others, and is asked of it. task_accuracy_unseen is
-    the mean over data sets. Nothing is learnt by `keywords`, whose authors had seen two thirds of the wordings. Times are
-    of one extraction, on one core.
+    Every data set is left out once: what is compared learns from the others, and is asked of it. task_accuracy_unseen
+    is the mean over data sets. Nothing is learnt by `keywords`, whose authors had seen two thirds of the wordings.
+    Times are of one extraction, on one core.
 
     \b
     Examples:
@@ -86,14 +86,14 @@ def main(
             bar.update()
 
         for name in chosen:
-            found = VARIANTS[name](prompts, seed, advance)
+            measured = VARIANTS[name](prompts, seed, advance)
             rows[name] = {
-                "task_accuracy_unseen": statistics.fmean(found.accuracy.values()),
-                "by_origin": dict(found.accuracy),
-                "by_type": _by_type(prompts, found.accuracy),
-                "unknown": found.unknown,
-                "unknown_of_texts_without_a_wish": found.quiet,
-                **_milliseconds(found.extractor, prompts[:: max(1, len(prompts) // timed)]),
+                "task_accuracy_unseen": statistics.fmean(measured.accuracy.values()),
+                "by_origin": dict(measured.accuracy),
+                "by_type": _by_type(prompts, measured.accuracy),
+                "unknown": measured.unknown,
+                "unknown_of_texts_without_a_wish": measured.quiet,
+                **_milliseconds(measured.extractor, prompts[:: max(1, len(prompts) // timed)]),
             }
     _print_table(rows)
     click.echo(

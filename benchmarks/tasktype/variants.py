@@ -21,8 +21,8 @@ Done = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """``accuracy``: by left-out origin. ``unknown``: share of prompts of which nothing is said; ``quiet``: that of texts
-    that ask for nothing, None where it was not measured. ``extractor``: as it would serve, to take its time."""
+    """``accuracy``: by left-out origin. ``unknown``: share of prompts of which nothing is said; ``quiet``: that of
+    texts that ask for nothing, None where it was not measured. ``extractor``: as it would serve, to take its time."""
 
     accuracy: Mapping[str, float]
     unknown: float
@@ -31,6 +31,7 @@ class Measured:
 
 
 Variant = Callable[[Sequence[LabelledPrompt], int, Done], Measured]
+_DEFAULT: Final = LearnConfig()
 _PLAIN: Final = LearnConfig(worded=0, without_a_wish=0.0)
 _QUIET: Final = LearnConfig(worded=0)
 _WORDS: Final = Blocks(characters=0.0, keywords=0.0, shape=0.0)
@@ -50,7 +51,7 @@ def learnt_keywords(prompts: Sequence[LabelledPrompt], seed: int, done: Done) ->
     )
 
 
-def linear(features: Callable[[], PromptFeatures], config: LearnConfig = LearnConfig()) -> Variant:
+def linear(features: Callable[[], PromptFeatures], config: LearnConfig = _DEFAULT) -> Variant:
     def measured(prompts: Sequence[LabelledPrompt], seed: int, done: Done) -> Measured:
         seen = features()
         learnt = learn_weights(prompts, seen, seed=seed, config=config, done=done)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @click.option(
     "--extractor",
     type=click.Choice(("linear", "keywords", "embedding")),
-    help="What tells task types apart: docs/architecture/tasktype.md.  [default: linear, or what the file below is for]",
+    help="What tells task types apart (docs/architecture/tasktype.md).  [default: linear, or what your file is for]",
 )
 @click.option(
     "--keywords",

@@ -22,8 +22,8 @@ class Extraction:
 class Extractor(Protocol):
     """Finds the task type of a prompt. The same prompt has the same answer, always, in any instance.
 
-    ``name``: how the extractor is chosen, and what metrics call it. ``names``: the task types that it tells apart, without
-    ``unknown``.
+    ``name``: how the extractor is chosen, and what metrics call it. ``names``: the task types that it tells apart,
+    without ``unknown``.
     """
 
     name: str

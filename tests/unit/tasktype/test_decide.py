@@ -30,7 +30,7 @@ EXTRACTOR = KeywordExtractor(load_profile())
 
 
 @pytest.fixture
-def extractor() -> Extractor:
+def extractor() -> KeywordExtractor:
     return EXTRACTOR
 
 

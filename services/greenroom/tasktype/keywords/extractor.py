@@ -55,7 +55,7 @@ class KeywordExtractor:
         )
 
     def matches(self, text: list[str]) -> list[tuple[int, ...]]:
-        """Keywords in folded words. The types of each keyword, from left to right, the longest first, none overlapping."""
+        """The types of each keyword in folded words, from left to right, the longest first, none overlapping."""
         found: list[tuple[int, ...]] = []
         start = 0
         while start < len(text):

@@ -36,36 +36,18 @@ _CODE = re.compile(r"```|[{};]\s*\n|\bdef \w+\(|</\w+>|=>")
 _SPEAKER = re.compile(r"^[A-Z][\w ]{0,15}: ", re.MULTILINE)
 _ASKING: Final = frozenset({"what", "who", "whom", "whose", "when", "where", "why", "which", "how"})
 _VERB_FIRST: Final = frozenset(
-    [
-        "is",
-        "are",
-        "was",
-        "were",
-        "do",
-        "does",
-        "did",
-        "can",
-        "could",
-        "would",
-        "will",
-        "should",
-        "has",
-        "have",
-        "had",
-        "may",
-        "might",
-    ]
-)
+    {"is", "are", "was", "were", "do", "does", "did", "can", "could", "would", "will", "should", "has", "have", "had"}
+) | {"may", "might"}
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
     """How much each kind of feature counts: its share of a prompt's squared length, kinds being of unit length.
 
-    ``first``, ``last``: n-grams of one to three words of the first and the last sentence. ``either``: those of up to two
-    words, of both. ``rest``: words between. ``stems``: beginnings of words of either. ``characters``: n-grams of characters
-    of either. ``keywords``: how many of the shipped keywords of each type stand where, as logarithms (not of unit length).
-    ``shape``: what the prompt looks like.
+    ``first``, ``last``: n-grams of one to three words of the first and the last sentence. ``either``: those of up to
+    two words, of both. ``rest``: words between. ``stems``: beginnings of words of either. ``characters``: n-grams of
+    characters of either. ``keywords``: how many of the shipped keywords of each type stand where, as logarithms (not
+    of unit length). ``shape``: what the prompt looks like.
     """
 
     first: float = 1.0

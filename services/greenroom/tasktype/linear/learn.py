@@ -33,9 +33,10 @@ _LEAST_SLICED_CHARS: Final = 700
 
 @dataclass(frozen=True, slots=True)
 class LearnConfig:
-    """``penalty``, ``rounds``: see ``fit_shares``. ``each_wording``: prompts of a wording that are learnt from. ``worded``: prompts of each wording that comes with greenroom; 0: none of these. ``worded_share``:
-    what they count beside the given ones. ``without_a_wish``: what texts that ask for nothing count; they are to make all
-    types alike probable. ``sliced``: such texts of each origin, cut out of its long prompts. ``most_features`` are kept.
+    """``penalty``, ``rounds``: see ``fit_shares``. ``each_wording``: prompts of a wording that are learnt from.
+    ``worded``: prompts of each wording that comes with greenroom; 0: none of these. ``worded_share``: what they count
+    beside the given ones. ``without_a_wish``: what texts that ask for nothing count; they are to make all types alike
+    probable. ``sliced``: such texts of each origin, cut out of its long prompts. ``most_features`` are kept.
     ``most_lost``: how much accuracy the least probability may cost."""
 
     penalty: float = 1.0
@@ -94,9 +95,10 @@ def learn_weights(
 ) -> LearntWeights:
     """The same prompts, in any order, and seed give the same weights.
 
-    Every origin is left out once: what is then said of it sets the temperature and the least probability, and is what
-    ``left_out`` reports. The weights themselves are of all origins. Prompts without an origin are dealt to eight by
-    their wording. ``features``: what the head sees of a prompt. ``done`` is called after each fit. Raises InvalidConfig.
+    ``features``: what the head sees of a prompt. Every origin is left out once: what is then said of it sets the
+    temperature and the least probability, and is what ``left_out`` reports. The weights themselves are of all origins.
+    Prompts without an origin are dealt to eight by their wording. ``done`` is called after each fit. Raises
+    InvalidConfig.
     """
     _check(prompts)
     learner = _Learner(prompts, features, seed, config)

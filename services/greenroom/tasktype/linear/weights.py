@@ -24,8 +24,9 @@ Step = Annotated[int, Meta(ge=-32768, le=32767)]
 class Weights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A head by features. A score is ``bias`` + Σ value of a feature · ``scale`` · its steps.
 
-    ``features``: the name of the ``PromptFeatures`` that they are for. ``task_types``: what the columns are for. ``temperature``: scores are divided by it before they become probabilities.
-    ``least_probability``: below it the answer is ``unknown``. ``card``: where the weights come from, for people.
+    ``features``: the name of the ``PromptFeatures`` that they are for. ``task_types``: what the columns are for.
+    ``temperature``: scores are divided by it before they become probabilities. ``least_probability``: below it the
+    answer is ``unknown``. ``card``: where the weights come from, for people.
     """
 
     format: Literal["greenroom-task-weights"]
