@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -79,7 +79,8 @@ def main(
     click.echo(describe_machine(cache_folder()))
     chosen = variants or tuple(VARIANTS)
     origins = len({one.origin for one in prompts})
-    rows = {}
+    rows: dict[str, Any] = {}
+    click.echo(_heading(prompts))
     with progress(origins * len(chosen), "origins left out", "fit") as bar:
 
         def advance() -> None:
@@ -95,7 +96,10 @@ def main(
                 "unknown_of_texts_without_a_wish": measured.quiet,
                 **_milliseconds(measured.extractor, prompts[:: max(1, len(prompts) // timed)]),
             }
-    _print_table(rows)
+            bar.clear()
+            click.echo(_line(name, rows[name]))
+    for line in _by_origin(rows):
+        click.echo(line)
     click.echo(
         write_result({"families": families, "task_accuracy_unseen": rows, "aim": AIM, "prompts": len(prompts)}, out)
     )
@@ -122,22 +126,23 @@ def _milliseconds(extractor: Extractor, prompts: Sequence[LabelledPrompt]) -> di
     return {"ms_p50": statistics.median(times), "ms_p99": times[int(0.99 * (len(times) - 1))]}
 
 
-def _print_table(rows: dict[str, Any]) -> None:
-    types = sorted({task_type for row in rows.values() for task_type in row["by_type"]})
-    click.echo(
-        f"{'':24}{'unseen':>8}"
-        + "".join(f"{one:>11}" for one in types)
-        + f"{'unknown':>9}{'ms p50':>8}{'p99':>7}  within"
+def _heading(prompts: Sequence[LabelledPrompt]) -> str:
+    types = "".join(f"{one:>11}" for one in sorted({one.task_type for one in prompts}))
+    return f"{'':24}{'unseen':>8}{types}{'unknown':>9}{'ms p50':>8}{'p99':>7}  within"
+
+
+def _line(name: str, row: dict[str, Any]) -> str:
+    within = next((f"{budget} ms" for budget in BUDGETS_MS if row["ms_p99"] <= budget), "none")
+    types = "".join(f"{share:11.3f}" for share in row["by_type"].values())
+    return (
+        f"{name:24}{row['task_accuracy_unseen']:8.3f}{types}{row['unknown']:9.3f}"
+        f"{row['ms_p50']:8.2f}{row['ms_p99']:7.2f}  {within}"
     )
-    for name, row in rows.items():
-        within = next((f"{budget} ms" for budget in BUDGETS_MS if row["ms_p99"] <= budget), "none")
-        click.echo(
-            f"{name:24}{row['task_accuracy_unseen']:8.3f}"
-            + "".join(f"{row['by_type'][one]:11.3f}" for one in types)
-            + f"{row['unknown']:9.3f}{row['ms_p50']:8.2f}{row['ms_p99']:7.2f}  {within}"
-        )
+
+
+def _by_origin(rows: dict[str, Any]) -> Iterator[str]:
     best = max(row["task_accuracy_unseen"] for row in rows.values())
-    click.echo(f"task_accuracy_unseen {best:.3f}, aim ≥ {AIM}: {'met' if best >= AIM else 'missed'}")
-    click.echo("by left-out data set")
+    yield f"task_accuracy_unseen {best:.3f}, aim ≥ {AIM}: {'met' if best >= AIM else 'missed'}"
+    yield "by what was left out"
     for origin in sorted(next(iter(rows.values()))["by_origin"]):
-        click.echo(f"  {origin:22}" + "".join(f"{name} {row['by_origin'][origin]:.2f}  " for name, row in rows.items()))
+        yield f"  {origin:22}" + "".join(f"{name} {row['by_origin'][origin]:.2f}  " for name, row in rows.items())

@@ -11,7 +11,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from greenroom.core.artifacts.forecast_kinds import STATISTICS
-from greenroom.core.errors import InvalidConfig
+from greenroom.core.errors import InvalidConfig, UnknownName
 from greenroom.core.messages import ModelCard
 from greenroom.core.model_profile import ModelProfile
 from greenroom.core.units import MIB
@@ -35,6 +35,7 @@ from greenroom.scheduler.metrics import SchedulerCollector
 from greenroom.scheduler.service import SchedulerService
 from greenroom.tasktype import (
     DEFAULT_EXTRACTOR,
+    EXTRACTORS,
     TaskTypeConfig,
     TaskTypeMetrics,
     TaskTypeService,
@@ -90,6 +91,8 @@ class EmbeddedConfig:
             raise InvalidConfig(
                 "artifact_every_s", self.artifact_every_s, "a number of seconds above 0, or 0 for never"
             )
+        if self.task_type_extractor not in EXTRACTORS:
+            raise UnknownName("task_type_extractor", self.task_type_extractor, EXTRACTORS)
         self.scheduler()
         self.worker("embedded")
 
