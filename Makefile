@@ -85,7 +85,7 @@ bench-engine: $(STAMP) ## Beside transformers and accelerate, and beside what th
 bench-peers: $(STAMP) $(PEERS_STAMP) ## Beside llama.cpp, resident and at a third (its first use builds llama.cpp: about 8 minutes)
 	$(BIN)/python -m benchmarks.peers --python $(PEERS)/bin/python
 
-WEIGHTS_ABOUT := prompts of P3/T0 and of user-oriented tasks as collected in yizhongw/self-instruct, of Spec-Bench and of FastChat's vicuna bench
+WEIGHTS_ABOUT := prompts of P3/T0 and of user-oriented tasks as collected in yizhongw/self-instruct, of Spec-Bench and of FastChat vicuna_bench
 task-weights: $(STAMP) ## Learn the shipped weights of task types anew (minutes; GREENROOM_DATA: the folder with prompts/task-types.jsonl)
 	$(BIN)/python -m benchmarks.tasktype --write-labelled build/labelled.jsonl
 	$(BIN)/greenroom weights learn build/labelled.jsonl --output services/greenroom/tasktype/linear/default_weights.json --about '$(WEIGHTS_ABOUT)' --licence 'Apache-2.0'

@@ -11,7 +11,7 @@ from greenroom.tasktype.words import bounded
 
 _HEAD_CHARS: Final = 300
 _TAIL_CHARS: Final = 200
-_MOST_TOKENS: Final = 48
+_MOST_TOKENS: Final = 32
 _SHARE: Final = 3.0
 """What the embedding counts, as the blocks of `InstructionFeatures` do."""
 
