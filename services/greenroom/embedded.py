@@ -35,7 +35,7 @@ from greenroom.scheduler.metrics import SchedulerCollector
 from greenroom.scheduler.service import SchedulerService
 from greenroom.tasktype import (
     DEFAULT_EXTRACTOR,
-    EXTRACTORS,
+    SHIPPED_EXTRACTORS,
     TaskTypeConfig,
     TaskTypeMetrics,
     TaskTypeService,
@@ -91,8 +91,8 @@ class EmbeddedConfig:
             raise InvalidConfig(
                 "artifact_every_s", self.artifact_every_s, "a number of seconds above 0, or 0 for never"
             )
-        if self.task_type_extractor not in EXTRACTORS:
-            raise UnknownName("task_type_extractor", self.task_type_extractor, EXTRACTORS)
+        if self.task_type_extractor not in SHIPPED_EXTRACTORS:
+            raise UnknownName("task_type_extractor", self.task_type_extractor, SHIPPED_EXTRACTORS)
         self.scheduler()
         self.worker("embedded")
 

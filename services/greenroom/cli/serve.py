@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--task-type-extractor",
-    type=click.Choice(("linear", "keywords", "embedding")),
+    type=click.Choice(("linear", "keywords")),
     default="linear",
     show_default=True,
     help="What finds out what kind of task a prompt describes.",

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 @click.option(
     "--weights",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Weights of yours, for the extractor linear.  [default: those that come with greenroom]",
+    help="Weights of yours, for the extractor linear, which has some of its own, or embedding, which has none.",
 )
 @click.option(
     "--max-in-flight", type=int, default=256, show_default=True, help="Requests that are passed on at the same time."
@@ -87,14 +87,12 @@ def tasktype(
 
 def _chosen(extractor: str | None, keywords: Path | None, weights: Path | None) -> tuple[str, Path | None]:
     """The extractor's name and its file. Raises InvalidConfig where a file is not for it."""
-    files = {"keywords": keywords, "linear": weights}
-    given = [name for name, file in files.items() if file is not None]
-    name = extractor or (given[0] if given else "linear")
-    for other in given:
-        if other != name:
-            option = "keywords" if other == "keywords" else "weights"
-            raise InvalidConfig(option, str(files[other]), f"a file for the extractor {name}, or --extractor {other}")
-    return name, files.get(name)
+    name = extractor or ("keywords" if keywords is not None else "linear")
+    if keywords is not None and name != "keywords":
+        raise InvalidConfig("keywords", str(keywords), f"a file for the extractor {name}, or --extractor keywords")
+    if weights is not None and name == "keywords":
+        raise InvalidConfig("weights", str(weights), "a file of keywords, or --extractor linear or embedding")
+    return name, keywords if name == "keywords" else weights
 
 
 def _evaluate(name: str, file: Path | None, prompts: Path) -> None:

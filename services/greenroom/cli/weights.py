@@ -47,10 +47,19 @@ def weights() -> None:
     show_default=True,
     help="The field that says of which data set a prompt is; each is left out once, to measure and to calibrate.",
 )
+@click.option(
+    "--features",
+    type=click.Choice(("instruction", "embedding")),
+    default="instruction",
+    show_default=True,
+    help="What is weighed: for the extractor linear, or a sentence embedding besides, for embedding.",
+)
 @click.option("--about", default="", help="Where the prompts come from, for the card in the file.")
 @click.option("--licence", default="", help="The prompts' licence, for the card.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Which prompts of a wording are learnt from.")
-def learn(file: Path, output: Path, wording_field: str, origin_field: str, about: str, licence: str, seed: int) -> None:
+def learn(
+    file: Path, output: Path, wording_field: str, origin_field: str, features: str, about: str, licence: str, seed: int
+) -> None:
     """Learn weights from labelled prompts: FILE has {"prompt": ..., "task_type": ..., "origin": ...} a line.
 
     Prints as JSON how well origins are told that nothing was learnt from. Wordings that come with greenroom are learnt
@@ -61,6 +70,7 @@ def learn(file: Path, output: Path, wording_field: str, origin_field: str, about
       greenroom weights learn labelled.jsonl --output mine.json
       greenroom weights learn labelled.jsonl --output mine.json --origin-field client --wording-field template
     """
+    from greenroom.tasktype.embedding import EmbeddingFeatures
     from greenroom.tasktype.evaluate import read_labelled
     from greenroom.tasktype.linear import InstructionFeatures
     from greenroom.tasktype.linear.learn import learn_weights, origins_of
@@ -68,10 +78,11 @@ def learn(file: Path, output: Path, wording_field: str, origin_field: str, about
 
     if not output.parent.is_dir():
         raise InvalidConfig("output", str(output), "a file in a folder that exists")
+    seen = InstructionFeatures() if features == "instruction" else EmbeddingFeatures()
     prompts = list(read_labelled(file, wording=wording_field, origin=origin_field))
     card = {"about": about, "licence": licence}
     with tqdm(total=origins_of(prompts), desc="origins left out", disable=not sys.stderr.isatty()) as bar:
-        learnt = learn_weights(prompts, InstructionFeatures(), seed=seed, card=card, done=lambda: _advance(bar))
+        learnt = learn_weights(prompts, seen, seed=seed, card=card, done=lambda: _advance(bar))
     try:
         write_whole(output, dump_weights(learnt.weights))
     except OSError as error:

@@ -3,12 +3,13 @@
 from greenroom.tasktype.config import TaskTypeConfig
 from greenroom.tasktype.extractor import UNKNOWN, Extraction, Extractor
 from greenroom.tasktype.metrics import TaskTypeMetrics
-from greenroom.tasktype.open_extractor import DEFAULT_EXTRACTOR, EXTRACTORS, open_extractor
+from greenroom.tasktype.open_extractor import DEFAULT_EXTRACTOR, EXTRACTORS, SHIPPED_EXTRACTORS, open_extractor
 from greenroom.tasktype.service import TaskTypeService
 
 __all__ = [
     "DEFAULT_EXTRACTOR",
     "EXTRACTORS",
+    "SHIPPED_EXTRACTORS",
     "UNKNOWN",
     "Extraction",
     "Extractor",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from greenroom.core.errors import UnknownName
+from greenroom.core.errors import InvalidConfig, UnknownName
 from greenroom.tasktype.embedding import EmbeddingFeatures, EmbeddingUnavailable
 from greenroom.tasktype.extractor import Extractor
 from greenroom.tasktype.keywords import KeywordExtractor, load_profile
@@ -26,7 +26,10 @@ def _keywords(file: Path | None) -> Extractor:
 
 
 def _embedding(file: Path | None) -> Extractor:
-    return LinearExtractor(load_weights(file, "embedding_weights.json"), EmbeddingFeatures(), "embedding")
+    features = EmbeddingFeatures()
+    if file is None:
+        raise InvalidConfig("weights", None, "learn some: greenroom weights learn --features embedding")
+    return LinearExtractor(load_weights(file), features, "embedding")
 
 
 EXTRACTORS: Final[dict[str, Callable[[Path | None], Extractor]]] = {
@@ -34,10 +37,12 @@ EXTRACTORS: Final[dict[str, Callable[[Path | None], Extractor]]] = {
     "keywords": _keywords,
     "embedding": _embedding,
 }
+SHIPPED_EXTRACTORS: Final = ("linear", "keywords")
+"""Those that need no file: what they go by comes with greenroom."""
 
 
 def open_extractor(name: str = DEFAULT_EXTRACTOR, file: Path | None = None) -> Extractor:
-    """``file``: what it goes by; None: what comes with greenroom.
+    """``file``: what it goes by; None: what comes with greenroom, which has none for the embedding.
 
     Where the package is not installed that an extractor needs, the default serves instead, and the log says so. Raises
     UnknownName; InvalidConfig where the file is not what it should be.

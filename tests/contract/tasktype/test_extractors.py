@@ -1,4 +1,4 @@
-"""What holds for whatever finds out the task type of a prompt."""
+"""What holds for whatever finds out the task type of a prompt and comes with greenroom."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from greenroom.core.errors import UnknownName
-from greenroom.tasktype import DEFAULT_EXTRACTOR, EXTRACTORS, UNKNOWN, Extractor, open_extractor
+from greenroom.tasktype import DEFAULT_EXTRACTOR, SHIPPED_EXTRACTORS, UNKNOWN, Extractor, open_extractor
 
-NAMES = sorted(EXTRACTORS)
+NAMES = sorted(SHIPPED_EXTRACTORS)
 OPENED = {name: open_extractor(name) for name in NAMES}
 FILLER = "The ferry left the harbour at noon and the wind had turned. " * 40
 

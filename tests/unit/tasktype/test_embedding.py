@@ -6,12 +6,15 @@ import importlib.util
 import logging
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
+from greenroom.core.errors import InvalidConfig
 from greenroom.tasktype import DEFAULT_EXTRACTOR, open_extractor
 from greenroom.tasktype.embedding.features import EmbeddingFeatures
 from greenroom.tasktype.embedding.minilm import EmbeddingUnavailable, MiniLM, installed_folder
+from greenroom.tasktype.linear.weights import dump_weights, load_weights
 
 TEXTS = ("Summarise the following text.", "Who wrote it?", "x", "Ça va? 你好 " * 8)
 
@@ -46,6 +49,19 @@ def test_it_stands_beside_the_other_features(folder: Path) -> None:
     assert sum(value**2 for value in embedded) == pytest.approx(3.0, rel=1e-4)
     assert "f summarise" in found
     assert not [name for name in EmbeddingFeatures()("") if name.startswith("m ")]
+
+
+def test_it_has_no_weights_of_its_own(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match="greenroom weights learn --features embedding"):
+        open_extractor("embedding")
+    of_words = tmp_path / "words.json"
+    of_words.write_bytes(dump_weights(load_weights()))
+    with pytest.raises(InvalidConfig, match="embedding has instruction-1, minilm-1"):
+        open_extractor("embedding", of_words)
+    of_words.write_bytes(dump_weights(msgspec.structs.replace(load_weights(), features="instruction-1, minilm-1")))
+    opened = open_extractor("embedding", of_words)
+    assert opened.name == "embedding"
+    assert opened.extract("Summarise the following text.").task_type == "summarise"
 
 
 def test_without_the_package_the_default_serves_and_says_so(

@@ -41,12 +41,11 @@ class Weights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     card: dict[str, Any] = {}
 
 
-def load_weights(path: Path | None = None, shipped: str = "default_weights.json") -> Weights:
-    """Read ``path``; None: the file ``shipped`` of those that come with greenroom. Raises InvalidConfig, naming the
-    place."""
+def load_weights(path: Path | None = None) -> Weights:
+    """Read ``path``; None: the weights that come with greenroom. Raises InvalidConfig, naming the place."""
     if path is None:
-        file = resources.files("greenroom.tasktype.linear") / shipped
-        return parse_weights(file.read_bytes(), f"the shipped {shipped}")
+        shipped = resources.files("greenroom.tasktype.linear") / "default_weights.json"
+        return parse_weights(shipped.read_bytes(), "the shipped weights")
     try:
         size = path.stat().st_size
         if size > MAX_FILE_BYTES:
