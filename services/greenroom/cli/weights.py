@@ -58,7 +58,14 @@ def weights() -> None:
 @click.option("--licence", default="", help="The prompts' licence, for the card.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Which prompts of a wording are learnt from.")
 def learn(
-    file: Path, output: Path, wording_field: str, origin_field: str, features: str, about: str, licence: str, seed: int
+    file: Path,
+    output: Path,
+    wording_field: str,
+    origin_field: str,
+    features: str,
+    about: str,
+    licence: str,
+    seed: int,
 ) -> None:
     """Learn weights from labelled prompts: FILE has {"prompt": ..., "task_type": ..., "origin": ...} a line.
 
