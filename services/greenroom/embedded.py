@@ -11,7 +11,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from greenroom.core.artifacts.forecast_kinds import STATISTICS
-from greenroom.core.errors import InvalidConfig
+from greenroom.core.errors import InvalidConfig, UnknownName
 from greenroom.core.messages import ModelCard
 from greenroom.core.model_profile import ModelProfile
 from greenroom.core.units import MIB
@@ -33,7 +33,14 @@ from greenroom.predictor.process import predictor_parts
 from greenroom.scheduler.config import PoolConfig, SchedulerConfig
 from greenroom.scheduler.metrics import SchedulerCollector
 from greenroom.scheduler.service import SchedulerService
-from greenroom.tasktype import Extractor, TaskTypeConfig, TaskTypeMetrics, TaskTypeService, load_profile
+from greenroom.tasktype import (
+    DEFAULT_EXTRACTOR,
+    SHIPPED_EXTRACTORS,
+    TaskTypeConfig,
+    TaskTypeMetrics,
+    TaskTypeService,
+    open_extractor,
+)
 from greenroom.text import TextProcessor
 from greenroom.worker.generation_engine import GenerationEngine
 from greenroom.worker.inference_engine import TAKES_AT_ONCE, InferenceEngine
@@ -53,7 +60,8 @@ them is gone for its silence: hence no end of a worker's lease either."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddedConfig:
-    """``scheduling``: the placement policy by name, ``scheduling_options`` what its class may be told. ``max_waiting``:
+    """``task_type_extractor``: what finds out what kind of task a prompt describes, by name. ``scheduling``: the
+    placement policy by name, ``scheduling_options`` what its class may be told. ``max_waiting``:
     requests that wait at most, and ``max_queue_wait_s`` how long. ``max_running``: requests that generate at once.
     ``max_input_bytes``: of the inputs of all requests that the worker has, None: any. ``forecast_every``: prompts
     between two forecasts; 0: none. ``forecast_predictor``: see ForecastConfig. ``artifact_every_s``: how often it is
@@ -61,6 +69,7 @@ class EmbeddedConfig:
     nothing is traced, and there is no predictor. ``trace_tokens``: see TraceConfig. ``predictor``: how that is set up.
     Raises InvalidConfig, naming the field."""
 
+    task_type_extractor: str = DEFAULT_EXTRACTOR
     scheduling: str = "fcfs"
     scheduling_options: Mapping[str, Any] = field(default_factory=dict)
     max_waiting: int = 256
@@ -82,6 +91,8 @@ class EmbeddedConfig:
             raise InvalidConfig(
                 "artifact_every_s", self.artifact_every_s, "a number of seconds above 0, or 0 for never"
             )
+        if self.task_type_extractor not in SHIPPED_EXTRACTORS:
+            raise UnknownName("task_type_extractor", self.task_type_extractor, SHIPPED_EXTRACTORS)
         self.scheduler()
         self.worker("embedded")
 
@@ -140,7 +151,7 @@ def embedded_parts(
     directory = Directory(log)
     worker = WorkerService(config.worker(f"worker.{name}"), engine, card, log, dialer, directory, profile=profile)
     registry.register(ServiceCollector(worker.counters, worker.gauges))
-    extractor = Extractor(load_profile(None))
+    extractor = open_extractor(config.task_type_extractor)
     placing = config.scheduler()
     scheduler = SchedulerService(
         placing,
@@ -167,7 +178,7 @@ def embedded_parts(
         _Ensured(log),
         Entered("dialer", dialer),
         Entered("directory", directory),
-        TaskTypeService(TaskTypeConfig(), log, extractor, TaskTypeMetrics(registry, extractor.names)),
+        TaskTypeService(TaskTypeConfig(), log, extractor, TaskTypeMetrics(registry, extractor.names, extractor.name)),
         *worker_parts(worker, log, LocalEndpoint(dialer, "worker")),
         scheduler,
     ]

@@ -74,6 +74,7 @@ _OF_MODELS = {
     "max_prompt_tokens",
     "predictor",
     "state_dir",
+    "task_type_extractor",
     "trace_rows",
     "trace_tokens",
     "traces",

@@ -73,11 +73,11 @@ def learn(
       greenroom keywords learn labelled.jsonl --output mine.json --start shipped
     """
     from greenroom.core.pictures import check_plot
-    from greenroom.tasktype import Extractor, load_profile
     from greenroom.tasktype.confusion_plot import draw_confusion
     from greenroom.tasktype.evaluate import evaluate, read_labelled
-    from greenroom.tasktype.learn import LearnConfig, learn_keywords
-    from greenroom.tasktype.profile import dump_profile
+    from greenroom.tasktype.keywords import KeywordExtractor, load_profile
+    from greenroom.tasktype.keywords.learn import LearnConfig, learn_keywords
+    from greenroom.tasktype.keywords.profile import dump_profile
 
     for option, path in (("output", output), ("plot", plot)):
         if path is not None and not path.parent.is_dir():
@@ -93,7 +93,7 @@ def learn(
     }
     if learnt.held_out.prompts:
         report["held_out"] = learnt.held_out.report()
-        report["shipped_on_held_out"] = evaluate(Extractor(load_profile()), learnt.held_out_prompts).report()
+        report["shipped_on_held_out"] = evaluate(KeywordExtractor(load_profile()), learnt.held_out_prompts).report()
     _write(output, dump_profile(learnt.profile))
     if plot is not None:
         draw_confusion(learnt.held_out if learnt.held_out.prompts else learnt.train, plot)

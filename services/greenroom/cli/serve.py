@@ -53,6 +53,13 @@ if TYPE_CHECKING:
     "--max-queue-wait", type=float, default=120.0, show_default=True, help="Seconds that one waits at most to begin."
 )
 @click.option(
+    "--task-type-extractor",
+    type=click.Choice(("linear", "keywords")),
+    default="linear",
+    show_default=True,
+    help="What finds out what kind of task a prompt describes.",
+)
+@click.option(
     "--forecast-every",
     type=int,
     help="Prompts between two forecasts of the experts to come; 0: none.  [default: 40 with --policy emoe unless all "
@@ -102,6 +109,7 @@ def serve(max_queue_wait: float, drain_timeout: float, **options: Any) -> None:
     assert policy is not None, "it has a default"
     scheduling, scheduling_kwargs = parse_scheduling_options(options)
     config = EmbeddedConfig(
+        task_type_extractor=options["task_type_extractor"],
         scheduling=scheduling,
         scheduling_options=scheduling_kwargs,
         max_waiting=options["max_waiting"],

@@ -23,7 +23,7 @@ from greenroom.profiling.reports.profile_plots import draw_profile
 from greenroom.profiling.reports.profile_text import describe_profile
 from greenroom.replay.traces.routing_trace import RoutingTrace
 from greenroom.tasktype.evaluate import LabelledPrompt
-from greenroom.tasktype.learn import learn_keywords
+from greenroom.tasktype.keywords.learn import learn_keywords
 from greenroom.worker.model.config import WorkerConfig
 
 log = logging.getLogger(__name__)

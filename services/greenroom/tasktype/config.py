@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.units import MIB
@@ -14,10 +13,9 @@ from greenroom.core.units import MIB
 class TaskTypeConfig:
     """Times in seconds. Raises InvalidConfig, naming the field.
 
-    ``keywords``: the profile; None: the one that comes with greenroom. ``group``: the instances that share the
-    requests. ``max_in_flight``: records read whose task is not acknowledged yet; ``max_in_flight_bytes``: from so many
-    bytes of them on no more are read. ``max_span``: how far the last
-    record read may be ahead of the first unfinished one: what a restart reads again at most. ``append_timeout_s``:
+    ``group``: the instances that share the requests. ``max_in_flight``: records read whose task is not acknowledged
+    yet; ``max_in_flight_bytes``: from so many bytes of them on no more are read. ``max_span``: how far the last record
+    read may be ahead of the first unfinished one: what a restart reads again at most. ``append_timeout_s``:
     how long one append may take before it is tried again; ``append_tries``: how often one that is refused is tried
     before the request is given up. ``retry_s`` and ``max_retry_s``: the first and the longest wait between tries.
     ``commit_every_s``: how often positions are committed while they move. ``revoke_s``: how long a partition that
@@ -25,7 +23,6 @@ class TaskTypeConfig:
     ``stuck_after_s``: how long an append may be tried before the instance is reported unhealthy.
     """
 
-    keywords: Path | None = None
     group: str = "tasktype"
     max_in_flight: int = 256
     max_in_flight_bytes: int = 64 * MIB

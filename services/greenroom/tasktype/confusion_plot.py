@@ -8,7 +8,7 @@ import numpy as np
 
 from greenroom.core.pictures import check_plot, new_figure, save_figure
 from greenroom.tasktype.evaluate import Evaluation
-from greenroom.tasktype.profile import UNKNOWN
+from greenroom.tasktype.extractor import UNKNOWN
 
 
 def draw_confusion(

@@ -16,8 +16,7 @@ from greenroom.core.messages import (
     encode,
 )
 from greenroom.fabric.log import Record
-from greenroom.tasktype.extractor import Extractor
-from greenroom.tasktype.profile import UNKNOWN
+from greenroom.tasktype.extractor import UNKNOWN, Extractor
 
 SERVICE = "tasktype"
 MAX_TASK_TYPE = 64
@@ -28,7 +27,7 @@ MAX_REASON_CHARS = 1000
 class Forward:
     """To ``tasks``, on the partition of the pool, under the record's own key.
 
-    ``task_type`` and ``source`` None: a cancel, which goes on as it came.
+    ``source``: ``client``, or the extractor's name. It and ``task_type`` None: a cancel, which goes on as it came.
     """
 
     partition: int
@@ -64,8 +63,10 @@ def decide(record: Record, extractor: Extractor, pools: int) -> Forward | Bury:
     elif request.task_type is not None:
         task = Task(request=request, task_type=request.task_type, source="client")
     else:
+        # On the wire every extractor is "keywords": another value would be one that readers of version 1 refuse.
         task = Task(request=request, task_type=extractor.extract(request.prompt).task_type, source="keywords")
-    return Forward(request.pool, encode(task), request.request_id, task.task_type, task.source)
+    source = "client" if task.source == "client" else extractor.name
+    return Forward(request.pool, encode(task), request.request_id, task.task_type, source)
 
 
 def _type_of(inference: Inference) -> str:

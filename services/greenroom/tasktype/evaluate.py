@@ -11,20 +11,20 @@ from typing import Any
 import msgspec
 
 from greenroom.core.errors import InvalidConfig
-from greenroom.tasktype.extractor import Extractor
-from greenroom.tasktype.profile import UNKNOWN
+from greenroom.tasktype.extractor import UNKNOWN, Extractor
 
 
 class LabelledPrompt(msgspec.Struct, frozen=True):
     """One line of a file of labelled prompts; other fields are passed over.
 
     ``wording``: who or what put it so. Prompts of one wording are alike, so learning never parts them: what is told
-    of prompts that were put aside then holds for wordings that were not seen.
+    of prompts that were put aside then holds for wordings that were not seen. ``origin``: the data set that it is of.
     """
 
     prompt: str
     task_type: str
     wording: str = ""
+    origin: str = ""
 
 
 @dataclass(slots=True)
@@ -72,8 +72,8 @@ def evaluate(extractor: Extractor, prompts: Iterable[LabelledPrompt]) -> Evaluat
     return evaluation
 
 
-def read_labelled(path: Path, *, wording: str = "wording") -> Iterable[LabelledPrompt]:
-    """The lines of a JSONL file with ``prompt`` and ``task_type``, and the field named by ``wording``.
+def read_labelled(path: Path, *, wording: str = "wording", origin: str = "origin") -> Iterable[LabelledPrompt]:
+    """The lines of a JSONL file with ``prompt`` and ``task_type``, and the fields named by ``wording`` and ``origin``.
 
     Raises InvalidConfig, naming the line.
     """
@@ -83,7 +83,8 @@ def read_labelled(path: Path, *, wording: str = "wording") -> Iterable[LabelledP
                 continue
             try:
                 fields = msgspec.json.decode(line, type=dict[str, Any])
-                given = {"wording": str(fields[wording])} if fields.get(wording) is not None else {"wording": ""}
+                named = {"wording": fields.get(wording), "origin": fields.get(origin)}
+                given = {field: "" if value is None else str(value) for field, value in named.items()}
                 yield msgspec.convert({**fields, **given}, LabelledPrompt)
             except msgspec.MsgspecError as error:
                 message = f'it must be an object with "prompt" and "task_type": {error}'

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from greenroom.tasktype.profile import UNKNOWN
+from greenroom.tasktype.extractor import UNKNOWN
 
 OTHER = "other"
 _SECONDS = (0.0005, 0.001, 0.002, 0.004, 0.008, 0.015, 0.03, 0.06, 0.125, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -18,7 +18,8 @@ class TaskTypeMetrics:
     A type that a client made up is counted as ``other``, so that clients can not make series without end.
     """
 
-    def __init__(self, registry: CollectorRegistry, task_types: Collection[str]) -> None:
+    def __init__(self, registry: CollectorRegistry, task_types: Collection[str], extractor: str) -> None:
+        """``extractor``: the name of what tells ``task_types`` apart."""
         self._known = {*task_types, UNKNOWN}
         self._requests = Counter(
             "greenroom_tasktype_requests",
@@ -27,7 +28,7 @@ class TaskTypeMetrics:
             registry=registry,
         )
         for name in self._known:
-            self._requests.labels(name, "keywords")
+            self._requests.labels(name, extractor)
         self.cancels = Counter("greenroom_tasktype_cancels", "Cancels passed on", registry=registry)
         self.dead_letters = Counter("greenroom_tasktype_dead_letters", "Records given up", registry=registry)
         self.retries = Counter("greenroom_tasktype_append_retries", "Appends that were tried again", registry=registry)

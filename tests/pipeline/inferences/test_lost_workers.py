@@ -24,7 +24,8 @@ from greenroom.gateway.service import GatewayService
 from greenroom.scheduler.config import PoolConfig, SchedulerConfig
 from greenroom.scheduler.pool import Pool
 from greenroom.scheduler.service import SchedulerService
-from greenroom.tasktype import Extractor, TaskTypeConfig, TaskTypeMetrics, TaskTypeService, load_profile
+from greenroom.tasktype import TaskTypeConfig, TaskTypeMetrics, TaskTypeService
+from greenroom.tasktype.keywords import KeywordExtractor, load_profile
 from greenroom.worker.inference_engine import TAKES_AT_ONCE, InferenceEngine
 from greenroom.worker.inference_twin import InferenceTwin, twin_card
 from greenroom.worker.service import WorkerService
@@ -74,7 +75,7 @@ class Cluster:
         self.dialer = LocalDialer()
         self.directory = Directory(self.log)
         registry = CollectorRegistry()
-        extractor = Extractor(load_profile(None))
+        extractor = KeywordExtractor(load_profile(None))
         config = SchedulerConfig(pool=PoolConfig(max_waiting=TAKES_AT_ONCE, lease_ms=LEASE_MS), ttl_ms=TTL_MS)
         self.scheduler = SchedulerService(
             config, instance="s", log=self.log, dialer=self.dialer, directory=self.directory, policy=config.make_policy
@@ -83,7 +84,9 @@ class Cluster:
         front = GatewayConfig(port=0, drain_timeout_s=0)
         self.gateway = GatewayService(Gateway(front, pipeline, None, registry))
         self.parts: list[Any] = [
-            TaskTypeService(TaskTypeConfig(), self.log, extractor, TaskTypeMetrics(registry, extractor.names)),
+            TaskTypeService(
+                TaskTypeConfig(), self.log, extractor, TaskTypeMetrics(registry, extractor.names, extractor.name)
+            ),
             self.scheduler,
             ServedEndpoint("tokens", LocalEndpoint(self.dialer, "g"), [pipeline.tokens], owner=pipeline),
             pipeline,

@@ -14,7 +14,7 @@ from greenroom.core.machine import machine_name
 from greenroom.core.model_profile import ModelProfile, load_model_profile
 from greenroom.demo.tasks import TASKS
 from greenroom.replay import RoutingTrace
-from greenroom.tasktype.profile import load_profile
+from greenroom.tasktype.keywords.profile import load_profile
 from tests.pipeline.commands import result_of
 from tests.random_checkpoints import save_random
 

@@ -13,7 +13,8 @@ from greenroom.core.generation import SamplingParams
 from greenroom.core.messages import Message, Request, TaskRecord, decode, encode
 from greenroom.fabric.log import Record, Topic
 from greenroom.fabric.log.memory.memory_log import MemoryBroker, MemoryLog
-from greenroom.tasktype import Extractor, TaskTypeConfig, TaskTypeMetrics, TaskTypeService, load_profile
+from greenroom.tasktype import TaskTypeConfig, TaskTypeMetrics, TaskTypeService
+from greenroom.tasktype.keywords import KeywordExtractor, load_profile
 from tests.pipeline.troubled_log import TroubledLog
 from tests.waiting import DEADLINE_S as DEADLINE_S
 from tests.waiting import until
@@ -86,8 +87,8 @@ class World:
         after_append: Callable[[], None] | None = None,
     ) -> Running:
         registry = CollectorRegistry()
-        extractor = Extractor(load_profile())
-        metrics = TaskTypeMetrics(registry, extractor.names)
+        extractor = KeywordExtractor(load_profile())
+        metrics = TaskTypeMetrics(registry, extractor.names, extractor.name)
         log = log or TroubledLog(self.broker)
         service = TaskTypeService(config, log, extractor, metrics, after_append=after_append)
         running = Running(service, registry, asyncio.create_task(service.run()), log)

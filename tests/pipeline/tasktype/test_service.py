@@ -15,7 +15,8 @@ from prometheus_client import CollectorRegistry
 from greenroom.core.messages import Cancel, DeadLetter, Rejected, Task, decode, encode
 from greenroom.fabric.log import LogFailed
 from greenroom.fabric.log.memory.memory_log import MemoryLog
-from greenroom.tasktype import Extractor, TaskTypeConfig, TaskTypeMetrics, TaskTypeService, load_profile
+from greenroom.tasktype import TaskTypeConfig, TaskTypeMetrics, TaskTypeService
+from greenroom.tasktype.keywords import KeywordExtractor, load_profile
 from tests.pipeline.tasktype.conftest import CONFIG, DEADLINE_S, PARTITIONS, POOLS, Running, World, request
 from tests.pipeline.troubled_log import TroubledLog, in_turn, no_trouble
 
@@ -308,8 +309,8 @@ async def test_stopping_is_bounded_when_the_log_takes_nothing(world: World) -> N
 
 async def test_it_lives_as_a_part_of_a_process(world: World) -> None:
     registry = CollectorRegistry()
-    extractor = Extractor(load_profile())
-    service = TaskTypeService(CONFIG, world.log, extractor, TaskTypeMetrics(registry, extractor.names))
+    extractor = KeywordExtractor(load_profile())
+    service = TaskTypeService(CONFIG, world.log, extractor, TaskTypeMetrics(registry, extractor.names, extractor.name))
     assert service.unready is not None
     await service.start()
     assert service.unready is None
@@ -322,9 +323,11 @@ async def test_it_lives_as_a_part_of_a_process(world: World) -> None:
 
 
 async def test_it_does_not_start_without_its_topics() -> None:
-    extractor = Extractor(load_profile())
+    extractor = KeywordExtractor(load_profile())
     async with MemoryLog() as log:
-        service = TaskTypeService(CONFIG, log, extractor, TaskTypeMetrics(CollectorRegistry(), extractor.names))
+        service = TaskTypeService(
+            CONFIG, log, extractor, TaskTypeMetrics(CollectorRegistry(), extractor.names, extractor.name)
+        )
         with pytest.raises(LogFailed):
             await service.start()
 

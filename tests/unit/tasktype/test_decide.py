@@ -22,15 +22,15 @@ from greenroom.core.messages import (
     without_payload,
 )
 from greenroom.fabric.log import Record
-from greenroom.tasktype import Extractor, load_profile
 from greenroom.tasktype.decide import Bury, Forward, decide
+from greenroom.tasktype.keywords import KeywordExtractor, load_profile
 
 POOLS = 2
-EXTRACTOR = Extractor(load_profile())
+EXTRACTOR = KeywordExtractor(load_profile())
 
 
 @pytest.fixture
-def extractor() -> Extractor:
+def extractor() -> KeywordExtractor:
     return EXTRACTOR
 
 
@@ -48,7 +48,7 @@ def forwarded(decision: Forward | Bury) -> tuple[Forward, TaskRecord]:
     return decision, decode(decision.value, TaskRecord)
 
 
-def test_the_type_is_extracted(extractor: Extractor) -> None:
+def test_the_type_is_extracted(extractor: KeywordExtractor) -> None:
     asked = request(prompt="Summarise the following text: ...", slo=Slo(ttft_ms=3.0), tenant="t", keyed=True)
     decision, task = forwarded(decide(record(encode(asked)), extractor, POOLS))
     assert task == Task(request=asked, task_type="summarise", source="keywords")
@@ -58,7 +58,7 @@ def test_the_type_is_extracted(extractor: Extractor) -> None:
 
 @pytest.mark.parametrize(("value", "task_type"), [("R0402", "R0402"), (None, "unknown"), ("x" * 99, "x" * 64)])
 def test_an_inference_has_the_routers_value_as_its_type(
-    extractor: Extractor, value: str | None, task_type: str
+    extractor: KeywordExtractor, value: str | None, task_type: str
 ) -> None:
     image = InferenceInput(kind=InputKind.IMAGE, data=b"Summarise the following text")
     asked = Inference(
@@ -69,7 +69,7 @@ def test_an_inference_has_the_routers_value_as_its_type(
     assert (decision.partition, decision.request_id, decision.task_type) == (1, "r1", task_type)
 
 
-def test_an_inference_that_can_not_be_read_is_buried_and_its_client_told(extractor: Extractor) -> None:
+def test_an_inference_that_can_not_be_read_is_buried_and_its_client_told(extractor: KeywordExtractor) -> None:
     value = msgspec.msgpack.encode({"kind": "inference", "v": 1, "request_id": "r1", "pool": 1, "inputs": []})
     decision = decide(record(value), extractor, POOLS)
     assert isinstance(decision, Bury)
@@ -78,20 +78,20 @@ def test_an_inference_that_can_not_be_read_is_buried_and_its_client_told(extract
 
 
 @pytest.mark.parametrize("prompt", ["", "zzz"])
-def test_without_a_keyword_it_is_unknown(extractor: Extractor, prompt: str) -> None:
+def test_without_a_keyword_it_is_unknown(extractor: KeywordExtractor, prompt: str) -> None:
     _, task = forwarded(decide(record(encode(request(prompt=prompt))), extractor, POOLS))
     assert isinstance(task, Task)
     assert task.task_type == "unknown"
 
 
 @pytest.mark.parametrize("given_type", ["question", "haiku", "unknown"])
-def test_what_the_client_says_wins(extractor: Extractor, given_type: str) -> None:
+def test_what_the_client_says_wins(extractor: KeywordExtractor, given_type: str) -> None:
     asked = request(prompt="Summarise the following text", task_type=given_type)
     _, task = forwarded(decide(record(encode(asked)), extractor, POOLS))
     assert task == Task(request=asked, task_type=given_type, source="client")
 
 
-def test_a_cancel_goes_on_as_it_came(extractor: Extractor) -> None:
+def test_a_cancel_goes_on_as_it_came(extractor: KeywordExtractor) -> None:
     fields = msgspec.msgpack.decode(encode(Cancel(request_id="r1", pool=0, deadline_ms=9, reason="gone")))
     value = msgspec.msgpack.encode({**fields, "of a later version": [1]})
     decision, _ = forwarded(decide(record(value), extractor, POOLS))
@@ -120,7 +120,7 @@ def test_a_cancel_goes_on_as_it_came(extractor: Extractor) -> None:
     ],
 )
 def test_what_can_not_go_on_is_buried(
-    extractor: Extractor, value: bytes | None, reason: str, rejected: type[Rejected] | None
+    extractor: KeywordExtractor, value: bytes | None, reason: str, rejected: type[Rejected] | None
 ) -> None:
     decision = decide(record(value), extractor, POOLS)
     assert isinstance(decision, Bury)

@@ -7,15 +7,16 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from greenroom.tasktype import Extractor, TaskTypeMetrics, load_profile, parse_profile
-from greenroom.tasktype.profile import LookAt, Profile, TypeKeywords
+from greenroom.tasktype import TaskTypeMetrics
+from greenroom.tasktype.keywords import KeywordExtractor, load_profile, parse_profile
+from greenroom.tasktype.keywords.profile import LookAt, Profile, TypeKeywords
 
 PAGE = (Path(__file__).parents[3] / "docs" / "architecture" / "tasktype.md").read_text()
 
 
 def test_every_metric_is_on_the_page() -> None:
     registry = CollectorRegistry()
-    TaskTypeMetrics(registry, ["a"])
+    TaskTypeMetrics(registry, ["a"], "linear")
     names = {family.name.removeprefix("greenroom_tasktype_") for family in registry.collect()}
     assert len(names) == 7
     assert [name for name in names if not re.search(rf"`{name}(_total)?(\{{|`)", PAGE)] == []
@@ -24,7 +25,7 @@ def test_every_metric_is_on_the_page() -> None:
 def test_the_example_is_a_file_that_works() -> None:
     example = re.search(r"```json\n(.*?)```", PAGE, re.DOTALL)
     assert example is not None
-    extractor = Extractor(parse_profile(example[1].encode(), "the page's example"))
+    extractor = KeywordExtractor(parse_profile(example[1].encode(), "the page's example"))
     assert extractor.extract("Help me to summarise a summary").task_type == "summarise"
 
 

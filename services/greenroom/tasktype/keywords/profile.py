@@ -11,9 +11,9 @@ from msgspec import Meta
 
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.units import MIB
+from greenroom.tasktype.extractor import UNKNOWN
 from greenroom.tasktype.words import words
 
-UNKNOWN = "unknown"
 MAX_FILE_BYTES = 16 * MIB
 MAX_KEYWORD_WORDS = 16
 MAX_LOOKED_AT_CHARS = 4096
@@ -56,7 +56,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def load_profile(path: Path | None = None) -> Profile:
     """Read ``path``; None: the keywords that come with greenroom. Raises InvalidConfig, naming the place."""
     if path is None:
-        shipped = resources.files("greenroom.tasktype") / "default_keywords.json"
+        shipped = resources.files("greenroom.tasktype.keywords") / "default_keywords.json"
         return parse_profile(shipped.read_bytes(), "the shipped keywords")
     try:
         size = path.stat().st_size

@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 from greenroom.cli import main
 from greenroom.core.errors import InvalidConfig
 from greenroom.demo.tasks import TASKS, samples
-from greenroom.tasktype import UNKNOWN, Extractor, load_profile, parse_profile
-from greenroom.tasktype.candidates import Phrases
+from greenroom.tasktype import UNKNOWN
 from greenroom.tasktype.confusion_plot import draw_confusion
 from greenroom.tasktype.evaluate import Evaluation, LabelledPrompt, evaluate, read_labelled
-from greenroom.tasktype.learn import LearnConfig, learn_keywords
-from greenroom.tasktype.profile import LookAt, Profile, TypeKeywords, dump_profile
-from greenroom.tasktype.selection import Selection
+from greenroom.tasktype.keywords import KeywordExtractor, load_profile, parse_profile
+from greenroom.tasktype.keywords.candidates import Phrases
+from greenroom.tasktype.keywords.learn import LearnConfig, learn_keywords
+from greenroom.tasktype.keywords.profile import LookAt, Profile, TypeKeywords, dump_profile
+from greenroom.tasktype.keywords.selection import Selection
 from tests.real_data import real_data
 
 HELD_OUT = Path(__file__).parent / "held_out.json"
@@ -174,9 +175,9 @@ def test_what_is_counted_while_learning_is_what_the_extractor_counts(data: st.Da
         look_at=look_at,
         task_types=tuple(TypeKeywords(f"t{kind}", own) for kind, own in enumerate(keywords)),
     )
-    extractor = Extractor(profile)
+    extractor = KeywordExtractor(profile)
     for text, shares in zip(texts, selection.shares, strict=True):
-        matches = extractor.extract(text).matches
+        matches = extractor.extract(text).scores
         counts = np.array([matches.get(f"t{kind}", 0) for kind in range(3)])
         assert shares == pytest.approx(np.exp(counts) / np.exp(counts).sum())
 
@@ -199,10 +200,10 @@ def test_the_bundled_tasks_are_learnt_from_their_own_prompts() -> None:
     prompts = [LabelledPrompt(one.prompt, task) for task in TASKS for one in samples(task, 150, split="train")]
     learnt = learn_keywords(prompts, config=LearnConfig(folds=2, most_keywords=150))
     unseen = [LabelledPrompt(one.prompt, task) for task in TASKS for one in samples(task, 100, split="heldout")]
-    evaluation = evaluate(Extractor(learnt.profile), unseen)
+    evaluation = evaluate(KeywordExtractor(learnt.profile), unseen)
     assert evaluation.accuracy >= 0.97, evaluation.report()
     assert evaluation.unknown <= 0.01
-    assert evaluation.accuracy > evaluate(Extractor(load_profile()), unseen).accuracy
+    assert evaluation.accuracy > evaluate(KeywordExtractor(load_profile()), unseen).accuracy
 
 
 def test_real_prompts_in_wordings_that_were_not_seen() -> None:
@@ -212,10 +213,10 @@ def test_real_prompts_in_wordings_that_were_not_seen() -> None:
     unseen = [one for one in prompts if one.wording in held_out[one.task_type]]
     seen = [one for one in prompts if one.wording not in held_out[one.task_type]]
     learnt = learn_keywords(seen, config=LearnConfig(held_out=0, folds=3))
-    evaluation = evaluate(Extractor(learnt.profile), unseen)
+    evaluation = evaluate(KeywordExtractor(learnt.profile), unseen)
     assert evaluation.accuracy >= 0.74, evaluation.report()
     assert evaluation.unknown <= 0.03, evaluation.report()
-    assert evaluation.accuracy > evaluate(Extractor(load_profile()), unseen).accuracy
+    assert evaluation.accuracy > evaluate(KeywordExtractor(load_profile()), unseen).accuracy
 
 
 @pytest.mark.parametrize("ending", ["png", "svg"])

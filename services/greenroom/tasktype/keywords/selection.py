@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from greenroom.tasktype.candidates import Candidates, Ints
+from greenroom.tasktype.keywords.candidates import Candidates, Ints
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]

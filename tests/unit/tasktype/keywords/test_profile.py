@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from greenroom.core.errors import InvalidConfig
-from greenroom.tasktype.profile import MAX_FILE_BYTES, load_profile, parse_profile
+from greenroom.tasktype.keywords.profile import MAX_FILE_BYTES, load_profile, parse_profile
 
 GOOD: dict[str, Any] = {
     "format": "greenroom-task-keywords",

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from greenroom.tasktype import Extractor, load_profile
 from greenroom.tasktype.evaluate import Evaluation, LabelledPrompt, evaluate
+from greenroom.tasktype.keywords import KeywordExtractor, load_profile
 from tests.real_data import real_data
 
 HELD_OUT = Path(__file__).parent / "held_out.json"
@@ -33,7 +33,7 @@ HELD_OUT = Path(__file__).parent / "held_out.json"
     ],
 )
 def test_plain_wordings(prompt: str, task_type: str) -> None:
-    assert Extractor(load_profile()).extract(prompt).task_type == task_type
+    assert KeywordExtractor(load_profile()).extract(prompt).task_type == task_type
 
 
 def test_held_out_prompts() -> None:
@@ -45,6 +45,6 @@ def test_held_out_prompts() -> None:
         if entry["source_task"] in held_out[entry["task_type"]]:
             prompts.append(LabelledPrompt(entry["prompt"], entry["task_type"]))
     assert len(prompts) == 658
-    evaluation: Evaluation = evaluate(Extractor(load_profile()), prompts)
+    evaluation: Evaluation = evaluate(KeywordExtractor(load_profile()), prompts)
     assert evaluation.accuracy >= 0.70, evaluation.report()
     assert evaluation.unknown <= 0.12, evaluation.report()

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greenroom.tasktype import UNKNOWN, Extractor, parse_profile
+from greenroom.tasktype import UNKNOWN
+from greenroom.tasktype.keywords import KeywordExtractor, parse_profile
 
 TYPES = {
     "summarise": ["summary", "sum up", "in a nutshell", "tl dr"],
@@ -19,7 +20,7 @@ TYPES = {
 }
 
 
-def extractor(types: dict[str, list[str]] = TYPES, **look_at: int) -> Extractor:
+def extractor(types: dict[str, list[str]] = TYPES, **look_at: int) -> KeywordExtractor:
     file: dict[str, Any] = {
         "format": "greenroom-task-keywords",
         "version": 1,
@@ -27,7 +28,7 @@ def extractor(types: dict[str, list[str]] = TYPES, **look_at: int) -> Extractor:
     }
     if look_at:
         file["look_at"] = look_at
-    return Extractor(parse_profile(json.dumps(file).encode(), "test"))
+    return KeywordExtractor(parse_profile(json.dumps(file).encode(), "test"))
 
 
 @pytest.mark.parametrize(
@@ -55,12 +56,12 @@ def extractor(types: dict[str, list[str]] = TYPES, **look_at: int) -> Extractor:
 def test_extraction(prompt: str, task_type: str, matches: dict[str, int]) -> None:
     extraction = extractor().extract(prompt)
     assert extraction.task_type == task_type
-    assert extraction.matches == matches
+    assert extraction.scores == matches
 
 
 def test_only_the_beginning_and_the_end_are_looked_at() -> None:
     bounded = extractor(head_chars=12, tail_chars=12)
-    assert bounded.extract("question " + "x " * 500 + " summary").matches == {"question": 1, "summarise": 1}
+    assert bounded.extract("question " + "x " * 500 + " summary").scores == {"question": 1, "summarise": 1}
     assert bounded.extract("x " * 500 + "question" + " x" * 500).task_type == UNKNOWN
     # No keyword is put together from both ends.
     assert extractor(head_chars=8, tail_chars=2).extract("go:  sum and then on and up").task_type == UNKNOWN
@@ -73,12 +74,12 @@ def test_the_answer_has_the_most_matches_and_is_always_the_same(text: list[str])
     one = extractor().extract(" ".join(text))
     assert extractor().extract("\n".join(text).upper()) == one
     if one.task_type == UNKNOWN:
-        assert not one.matches
+        assert not one.scores
         return
-    most = max(one.matches.values())
-    assert one.matches[one.task_type] == most
+    most = max(one.scores.values())
+    assert one.scores[one.task_type] == most
     order = list(TYPES)
-    tied = [name for name in order if one.matches.get(name) == most]
+    tied = [name for name in order if one.scores.get(name) == most]
     assert one.task_type == tied[0]
 
 

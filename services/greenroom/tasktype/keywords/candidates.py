@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from greenroom.tasktype.evaluate import LabelledPrompt
-from greenroom.tasktype.profile import LookAt
+from greenroom.tasktype.keywords.profile import LookAt
 from greenroom.tasktype.words import bounded, words
 
 Ints = NDArray[np.int64]

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from greenroom.core.errors import InvalidConfig
-from greenroom.tasktype.candidates import Ints, Phrase, Phrases
 from greenroom.tasktype.evaluate import Evaluation, LabelledPrompt, evaluate
-from greenroom.tasktype.extractor import Extractor
-from greenroom.tasktype.profile import UNKNOWN, LookAt, Profile, TypeKeywords
-from greenroom.tasktype.selection import Flags, Selection
+from greenroom.tasktype.extractor import UNKNOWN
+from greenroom.tasktype.keywords.candidates import Ints, Phrase, Phrases
+from greenroom.tasktype.keywords.extractor import KeywordExtractor
+from greenroom.tasktype.keywords.profile import LookAt, Profile, TypeKeywords
+from greenroom.tasktype.keywords.selection import Flags, Selection
 from greenroom.tasktype.words import words
 
 _PRICE = 1.0
@@ -88,7 +89,7 @@ def learn_keywords(
     learner = _Learner(train, names, start, config)
     learner.selection.run(size)
     profile = learner.profile(size, seed)
-    extractor = Extractor(profile)
+    extractor = KeywordExtractor(profile)
     return LearntKeywords(
         profile=profile,
         train=evaluate(extractor, train),
@@ -180,7 +181,7 @@ def _best_size(
         learner.selection.run(config.most_keywords)
         for size in sizes:
             found = {name: phrases for name, phrases in learner.keywords(size).items() if phrases}
-            extractor = Extractor(_profile(found, learner.look_at)) if found else None
+            extractor = KeywordExtractor(_profile(found, learner.look_at)) if found else None
             shares[size].append(0.0 if extractor is None else evaluate(extractor, aside).accuracy)
     if not shares[sizes[0]]:
         return config.most_keywords, {}
@@ -281,7 +282,7 @@ def _profile(keywords: Mapping[str, Sequence[Phrase]], look_at: LookAt, revision
 
 def _order(profile: Profile, prompts: Sequence[LabelledPrompt]) -> list[str]:
     """The types, those first to which more ties between them belong than to the others."""
-    extractor = Extractor(profile)
+    extractor = KeywordExtractor(profile)
     won: Counter[tuple[str, str]] = Counter()
     for one in prompts:
         matches = extractor.extract(one.prompt).matches
