@@ -46,7 +46,7 @@ async def test_no_broker_and_no_topic_is_named(
 
 
 def nested(depth: int) -> bytes:
-    return b'{"model":"org/small","messages":[],"tools":' + b"[" * depth + b"]" * depth + b"}"
+    return b'{"model":"org/small","messages":[],"audio":' + b"[" * depth + b"]" * depth + b"}"
 
 
 TABLE: list[tuple[str, bytes | dict[str, Any], str | None, str, str]] = [

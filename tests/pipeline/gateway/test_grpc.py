@@ -398,12 +398,12 @@ async def test_a_message_too_large(stub: Any, server: Server) -> None:
 async def test_it_is_logged_and_counted(stub: Any, server: Server, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="greenroom.gateway.access"):
         await stub.Generate(hello(), metadata=(("x-request-id", "mine"),))
-        await refusal(stub.Generate(hello(max_tokens=0)))
+        await refusal(stub.Generate(hello(temperature=3)))
     lines = [record.getMessage() for record in caplog.records if record.name == "greenroom.gateway.access"]
     assert lines[0].startswith("mine grpc Generate OK ")
     assert f"id={server.generator.seen[0].request_id}" in lines[0]
     assert " grpc Generate INVALID_ARGUMENT " in lines[1]
-    assert lines[1].endswith("error=invalid_value param='max_tokens'")
+    assert lines[1].endswith("error=invalid_value param='temperature'")
     assert server.metric("grpc_requests_total", method="Generate", status="OK") == 1
 
 

@@ -35,6 +35,7 @@ from greenroom.moe.batch.sequence_observer import SequenceObserver
 from greenroom.moe.batch.step_meter import ExpertMoves, StepMeter
 from greenroom.moe.batch.step_paths import Part, StepPaths
 from greenroom.moe.forward.ragged_model import RaggedModel
+from greenroom.moe.kernels.device_copies import to_device
 from greenroom.policies.base.array_types import Scores
 from greenroom.policies.base.events import Phase, SequenceEnd
 from greenroom.policies.base.token_paths import TokenPaths
@@ -365,7 +366,7 @@ class BatchEngine:
                 rows.append(part.stop - 1)
             elif sequence.settled_end is not None and not sequence.scores_left:
                 self._end(sequence, sequence.settled_end)
-        return drawing, logits[rows]
+        return drawing, logits.index_select(0, to_device(torch.tensor(rows, dtype=torch.int64), logits.device))
 
     def _postprocess(self, due: _Drawn) -> None:
         sequences, logits = due
