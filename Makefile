@@ -43,8 +43,8 @@ test-full: $(STAMP) $(CLIENTS_STAMP) ## The suite with its full matrices
 	$(PYTEST) -m "not compose"
 	$(PYTEST) -p tests.on_uvloop tests/contract/log tests/contract/rpc tests/pipeline/gateway
 
-test-clients: $(STAMP) $(CLIENTS_STAMP) ## guidellm, aiperf and tritonclient against real servers (its first use sets up .venv-clients: 3 minutes, 0.8 GB)
-	$(BIN)/pytest tests/integration/test_load_clients.py tests/pipeline/inferences/test_triton_client.py
+test-clients: $(STAMP) $(CLIENTS_STAMP) ## Others' clients against real servers (its first use sets up .venv-clients: 4 minutes, 1.3 GB)
+	$(BIN)/pytest tests/integration/test_load_clients.py tests/integration/test_api_clients.py tests/pipeline/inferences/test_triton_client.py
 
 test-compose: $(STAMP) ## compose.yaml for real: images, clients, failures (needs Docker; minutes)
 	$(BIN)/pytest -m compose tests/integration/test_compose.py

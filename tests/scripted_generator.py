@@ -110,9 +110,9 @@ class ScriptedGenerator:
 
     async def _events(self, request: GenerationRequest) -> AsyncIterator[Event]:
         sampling = request.sampling
-        limit = sampling.max_tokens or self.model.max_model_len
+        limit = self.model.max_model_len if sampling.max_tokens is None else sampling.max_tokens
         ids = [*self.says(request), *(self.model.eos_token_ids if not sampling.ignore_eos else ())]
-        stops = StopChecker(self.tokenizer, sampling.stop if self.checks_stops else ())
+        stops = StopChecker(self.tokenizer, sampling.stop if self.checks_stops else (), sampling.min_tokens)
         ends = {*sampling.stop_token_ids, *(self.model.eos_token_ids if not sampling.ignore_eos else ())}
         index = 0
         reason, error = FinishReason.LENGTH, None
@@ -134,7 +134,25 @@ class ScriptedGenerator:
             if token_id in ends or stops.push(token_id):
                 reason = FinishReason.STOP
                 break
-        yield Finished(reason, len(request.prompt_ids), index, error, approximated=self.approximates(request))
+        yield Finished(
+            reason,
+            len(request.prompt_ids),
+            index,
+            error,
+            approximated=self.approximates(request),
+            prompt_logprobs=None if reason not in (FinishReason.STOP, FinishReason.LENGTH) else self._scores(request),
+        )
+
+    def _scores(self, request: GenerationRequest) -> tuple[TokenLogprobs, ...] | None:
+        """The n-th token of the prompt has the log-probability -n / 8."""
+        count = request.sampling.prompt_logprobs
+        if count is None or not self.gives_logprobs:
+            return None
+        return tuple(
+            TokenLogprobs(-place / 8, tuple((token_id, -place / 8) for _ in range(min(count, 1))))
+            for place, token_id in enumerate(request.prompt_ids)
+            if place
+        )
 
     def _may_give(self, index: int) -> bool:
         return self._allowed is None or index < self._allowed

@@ -9,7 +9,7 @@ from typing import Any
 
 from greenroom.core.attempts import Attempt
 from greenroom.core.generation import Finished, FinishReason, GenerationRequest, Token
-from greenroom.core.logprobs import pack_logprobs
+from greenroom.core.logprobs import pack, pack_logprobs
 from greenroom.core.messages import (
     Cancel,
     Claim,
@@ -107,6 +107,7 @@ class _Pool:
             keyed=record.keyed,
             prompt_tokens=end.prompt_tokens,
             approximated=end.approximated,
+            prompt_logprobs=pack(end.prompt_logprobs or ()),
         )
         await self._log.append(JOURNAL, encode(outcome), partition=0)
 

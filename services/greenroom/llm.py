@@ -35,7 +35,8 @@ ChatMessage = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A prompt and what was generated for it. ``logprobs`` has one entry a token where they were asked for.
+    """A prompt and what was generated for it. ``logprobs`` has one entry a token where they were asked for,
+    ``prompt_logprobs`` one for each token of the prompt but the first.
 
     ``approximated``: of all times that a layer's router chose experts for one of its tokens, the share where it was
     kept from those it would have chosen; 0 unless ``fidelity`` is other than exact.
@@ -48,6 +49,7 @@ class Completion:
     finish_reason: FinishReason
     logprobs: tuple[TokenLogprobs, ...] | None
     approximated: float = 0.0
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
 
 
 class GenerationFailed(GreenroomError):
@@ -158,7 +160,12 @@ class LLM:
             raise GenerationFailed(made.finished.error or "the request was cancelled")
         sampling = request.sampling
         ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else self.worker.served.eos_token_ids)}
-        stream = TextStream(self.worker.text.tokenizer, sampling.stop, behind_text=isinstance(prompt, str))
+        stream = TextStream(
+            self.worker.text.tokenizer,
+            sampling.stop,
+            behind_text=isinstance(prompt, str),
+            min_tokens=sampling.min_tokens,
+        )
         text = "".join(stream.push(token) for token in made.token_ids if token not in ends) + stream.finish()
         return Completion(
             prompt=prompt,
@@ -167,6 +174,7 @@ class LLM:
             token_ids=made.token_ids,
             finish_reason=made.finished.reason,
             logprobs=None if sampling.logprobs is None else made.logprobs,
+            prompt_logprobs=made.finished.prompt_logprobs,
             approximated=made.finished.approximated,
         )
 

@@ -77,7 +77,10 @@ def test_a_stop_string_ends_the_text_before_it(llm: LLM) -> None:
 
 
 def test_log_probabilities_are_those_of_the_tokens(llm: LLM) -> None:
-    (completion,) = llm.generate("x", SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, logprobs=3))
+    sampling = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, logprobs=3, prompt_logprobs=1)
+    (completion,) = llm.generate("some words of a prompt", sampling)
+    assert completion.prompt_logprobs is not None
+    assert len(completion.prompt_logprobs) == len(completion.prompt_token_ids) - 1
     assert completion.logprobs is not None
     assert len(completion.logprobs) == 4
     for token, entry in zip(completion.token_ids, completion.logprobs, strict=True):

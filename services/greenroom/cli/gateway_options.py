@@ -44,6 +44,14 @@ _OPTIONS = (
     click.option("--max-prompt-tokens", type=int, help="Of one prompt.  [default: what the context holds]"),
     click.option("--max-new-tokens", type=int, help="Of one answer.  [default: what the context holds]"),
     click.option(
+        "--generation-config",
+        type=click.Choice(["auto", "none"]),
+        default="auto",
+        show_default=True,
+        help="Whose sampling defaults a request gets that does not say: auto, the checkpoint's own "
+        "(generation_config.json); none, OpenAI's.",
+    ),
+    click.option(
         "--request-timeout",
         type=float,
         default=600.0,
@@ -100,7 +108,7 @@ def gateway_config(options: dict[str, Any], **more: Any) -> GatewayConfig:
             name: options.pop(name)
             for name in (
                 "host", "port", "keys_file", "open_metrics", "tls_certificate", "tls_key", "max_in_flight",
-                "max_prompt_tokens", "max_new_tokens",
+                "max_prompt_tokens", "max_new_tokens", "generation_config",
             )
         },
         **more,

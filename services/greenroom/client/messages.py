@@ -14,7 +14,8 @@ from greenroom.v1 import common_pb2, inference_pb2
 
 Metadata = tuple[tuple[str, str], ...]
 _AS_THEY_ARE = ("model", "max_tokens", "temperature", "top_p", "top_k", "seed", "ignore_eos", "logprobs", "task_type",
-                "priority")  # fmt: skip
+                "priority", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias",
+                "min_tokens", "prompt_logprobs")  # fmt: skip
 _ELSEWHERE = ("messages", "token_ids", "stop", "stop_token_ids", "slo", "timeout_s", "idempotency_key", "request_id")
 
 
@@ -71,6 +72,7 @@ def to_reply(response: inference_pb2.GenerateResponse) -> Reply:
         tuple(from_token_run(run)),
         from_end_reason(response.reason),
         _usage(response.usage),
+        _prompt(response.prompt) if response.HasField("prompt") else None,
     )
 
 
@@ -109,11 +111,17 @@ class Joiner:
         if not event.HasField("end"):
             return Part(event.request_id, text, tuple(tokens)) if text or tokens else None
         end = event.end
-        return Part(event.request_id, text, tuple(tokens), from_end_reason(end.reason), _usage(end.usage))
+        prompt = _prompt(end.prompt) if end.HasField("prompt") else None
+        return Part(event.request_id, text, tuple(tokens), from_end_reason(end.reason), _usage(end.usage), prompt)
 
 
 def _slo(slo: Slo) -> inference_pb2.Slo:
     return inference_pb2.Slo(ttft_ms=slo.ttft_ms, tpot_ms=slo.tpot_ms, e2e_ms=slo.e2e_ms)
+
+
+def _prompt(prompt: inference_pb2.PromptLogprobs) -> tuple[Token, ...]:
+    behind = common_pb2.TokenRun(start=1, ids=prompt.ids[1:], logprobs=prompt.logprobs)
+    return (*(Token(0, token_id) for token_id in prompt.ids[:1]), *from_token_run(behind))
 
 
 def _usage(usage: inference_pb2.Usage) -> Usage:

@@ -47,7 +47,7 @@ def to_token_run(tokens: Sequence[Token]) -> common_pb2.TokenRun:
         return common_pb2.TokenRun()
     run = common_pb2.TokenRun(start=tokens[0].index, ids=[token.token_id for token in tokens])
     if tokens[0].logprobs is not None:
-        run.logprobs.extend(_to_logprobs(token.logprobs) for token in tokens if token.logprobs is not None)
+        run.logprobs.extend(to_logprobs(token.logprobs) for token in tokens if token.logprobs is not None)
     return run
 
 
@@ -61,7 +61,7 @@ def from_token_run(run: common_pb2.TokenRun) -> list[Token]:
     ]
 
 
-def _to_logprobs(logprobs: TokenLogprobs) -> common_pb2.TokenLogprobs:
+def to_logprobs(logprobs: TokenLogprobs) -> common_pb2.TokenLogprobs:
     return common_pb2.TokenLogprobs(
         chosen=logprobs.chosen, top_ids=[i for i, _ in logprobs.top], top=[value for _, value in logprobs.top]
     )
@@ -81,6 +81,7 @@ def to_run_result(
     *,
     outputs: InferenceOutputs | None = None,
     invalid: bool = False,
+    prompt_logprobs: TokenLogprobArrays | None = None,
 ) -> worker_pb2.RunResult:
     result = worker_pb2.RunResult(
         reason=to_end_reason(reason),
@@ -94,6 +95,9 @@ def to_run_result(
     if logprobs is not None:
         result.logprobs_chosen, result.logprobs_top_ids = logprobs.chosen, logprobs.top_ids
         result.logprobs_top, result.logprobs_k = logprobs.top, logprobs.k
+    if prompt_logprobs is not None:
+        result.prompt_logprobs_chosen, result.prompt_logprobs_top_ids = prompt_logprobs.chosen, prompt_logprobs.top_ids
+        result.prompt_logprobs_top, result.prompt_logprobs_k = prompt_logprobs.top, prompt_logprobs.k
     return result
 
 
@@ -102,6 +106,17 @@ def logprobs_of(result: worker_pb2.RunResult) -> TokenLogprobArrays | None:
         return None
     return TokenLogprobArrays(
         chosen=result.logprobs_chosen, top_ids=result.logprobs_top_ids, top=result.logprobs_top, k=result.logprobs_k
+    )
+
+
+def prompt_logprobs_of(result: worker_pb2.RunResult) -> TokenLogprobArrays | None:
+    if not result.prompt_logprobs_chosen:
+        return None
+    return TokenLogprobArrays(
+        chosen=result.prompt_logprobs_chosen,
+        top_ids=result.prompt_logprobs_top_ids,
+        top=result.prompt_logprobs_top,
+        k=result.prompt_logprobs_k,
     )
 
 

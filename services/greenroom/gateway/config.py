@@ -40,6 +40,9 @@ class GatewayConfig:
     ``drain_timeout_s``, so that clients with open connections get an answer; it ends earlier when no connection is
     left.
 
+    Sampling. ``generation_config``: "auto" takes the checkpoint's own defaults (its generation_config.json) where a
+    request does not say how to sample, "none" OpenAI's.
+
     Names. ``system_fingerprint``: of replies; None makes one of the version and the model's name. ``model_root``: the
     field ``root`` of /v1/models; None: the served name.
     """
@@ -70,6 +73,7 @@ class GatewayConfig:
     keep_alive_s: float = 15.0
     drain_timeout_s: float = 30.0
     linger_s: float = 2.0
+    generation_config: str = "auto"
     system_fingerprint: str | None = None
     model_root: str | None = None
 
@@ -103,6 +107,8 @@ class GatewayConfig:
         for field in ("drain_timeout_s", "linger_s"):
             if not 0 <= getattr(self, field) < math.inf:
                 raise InvalidConfig(field, getattr(self, field), "it is a number of seconds from 0")
+        if self.generation_config not in ("auto", "none"):
+            raise InvalidConfig("generation_config", self.generation_config, "allowed: auto, none")
         if self.request_timeout_s > self.max_request_timeout_s:
             allowed = f"it is at most max_request_timeout_s, {self.max_request_timeout_s:g}"
             raise InvalidConfig("request_timeout_s", self.request_timeout_s, allowed)

@@ -37,6 +37,7 @@ from greenroom.gateway.http.infer_endpoints import InferApi
 from greenroom.gateway.http.middleware import name_reply, note_of, page_middleware, request_middleware
 from greenroom.gateway.http.openapi import openapi
 from greenroom.gateway.http.routes import Handler, Routes, route_of
+from greenroom.gateway.http.token_endpoints import TokenApi
 from greenroom.gateway.metrics import GatewayMetrics
 from greenroom.gateway.replies.reply_bodies import Condition, Model, ModelList
 from greenroom.gateway.requests.request_handler import RequestGenerator, RequestHandler
@@ -48,7 +49,7 @@ _IDLE_CONNECTION_S = 75.0
 _READY_LOOK_S = 0.5
 _LINGER_LOOK_S = 0.02
 _RPC_GRACE_S = 1.0
-OPEN_PATHS = frozenset({"/health", "/live", "/openapi.json", "/v2/health/live", "/v2/health/ready"})
+OPEN_PATHS = frozenset({"/health", "/live", "/openapi.json", "/version", "/v2/health/live", "/v2/health/ready"})
 """Paths that need no key: what they say is no secret, and probes send none."""
 
 
@@ -121,6 +122,7 @@ class Gateway:
         routes.get("/live", self._live)
         routes.get("/metrics", self._metrics)
         routes.get("/openapi.json", self._openapi)
+        TokenApi(self._requests).add_to(routes)
         InferApi(self._requests).add_to(routes)
         routes.rest()
         return app

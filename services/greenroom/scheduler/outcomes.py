@@ -57,6 +57,7 @@ def outcome_append_ended(pool: PoolState, entry: Entry, outcome: Outcome, now: f
             message=TOO_LARGE,
             token_ids=(),
             logprobs=None,
+            prompt_logprobs=None,
             approximated=0.0,
             outputs=None,
         )
@@ -84,4 +85,5 @@ def _outcome(epoch: int, entry: Entry, reason: FinishReason, message: str, resul
         approximated=0.0 if generated is None else generated.approximated,
         outputs=None if generated is None else generated.outputs,
         invalid=result is not None and result.invalid,
+        prompt_logprobs=None if generated is None else generated.prompt_logprobs,
     )

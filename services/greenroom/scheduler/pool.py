@@ -159,7 +159,7 @@ class Pool(PoolState):
         self.finished[request_id] = now + self.config.remember_ms
         self.early_losses.pop(request_id, None)
         self.early_unsure.pop(request_id, None)
-        if outcome.reason in COMPLETED and outcome.outputs is None:
+        if outcome.reason in COMPLETED and outcome.token_ids:  # one that asked for no tokens says nothing of others
             self._estimates.finished(outcome.task_type, len(outcome.token_ids))
         effects = self._release_unclaimed(request_id)
         entry = self.entries.get(request_id)
@@ -255,13 +255,15 @@ class Pool(PoolState):
                 priority=request.priority,
                 tenant=request.tenant,
             )
-        prompt, limit = len(request.prompt_ids), request.sampling.max_tokens or 1
+        sampling, prompt = request.sampling, len(request.prompt_ids)
+        limit = 1 if sampling.max_tokens is None else sampling.max_tokens
+        answer = self._estimates.held_tokens(task.task_type, prompt, limit) if limit else 0
         return PendingRequest(
             request_id=request.request_id,
             arrived_ms=request.accepted_ms,
             input_tokens=prompt,
-            kv_need=prompt + self._estimates.held_tokens(task.task_type, prompt, limit) - 1,
-            expected_tokens=self._estimates.tokens(task.task_type, limit),
+            kv_need=prompt + answer - 1,
+            expected_tokens=self._estimates.tokens(task.task_type, max(1, limit)),
             deadline_ms=request.deadline_ms,
             task=task.task_type,
             slo_ttft_ms=request.slo.ttft_ms,

@@ -30,7 +30,7 @@ class RequestStage(Enum):
 @dataclass(frozen=True, slots=True)
 class RunResult:
     """What a worker says at a run's end. ``reason``: stop, length, cancelled, failed or expired. ``approximated``,
-    ``outputs``, ``invalid``: as in Outcome."""
+    ``outputs``, ``invalid``, ``prompt_logprobs``: as in Outcome."""
 
     reason: FinishReason
     prompt_tokens: int = 0
@@ -40,6 +40,7 @@ class RunResult:
     approximated: float = 0.0
     outputs: InferenceOutputs | None = None
     invalid: bool = False
+    prompt_logprobs: TokenLogprobArrays | None = None
 
 
 @dataclass(slots=True, eq=False)

@@ -18,7 +18,15 @@ from greenroom.core.generation import FinishReason
 from greenroom.core.messages import Member, Task, encode
 from greenroom.fabric.current_request import fresh_context
 from greenroom.fabric.rpc import Dialer, outgoing, word_of
-from greenroom.fabric.wire import from_attempt, from_end_reason, from_share, logprobs_of, outputs_of, to_attempt
+from greenroom.fabric.wire import (
+    from_attempt,
+    from_end_reason,
+    from_share,
+    logprobs_of,
+    outputs_of,
+    prompt_logprobs_of,
+    to_attempt,
+)
 from greenroom.policies.base.answer_lengths import MOST_TASKS
 from greenroom.policies.placement.placement_policy import Costs
 from greenroom.scheduler.effects import CancelRun, Effect, ListRuns, Release, Run
@@ -331,6 +339,7 @@ def _result(result: worker_pb2.RunResult) -> RunResult:
         from_share(result.approximated),
         outputs,
         result.invalid,
+        prompt_logprobs_of(result),
     )
 
 

@@ -24,7 +24,7 @@ _MARK = "GREENROOM-CONTINUES-HERE"
 class ChatTemplate:
     """Renders messages to the text that the model was trained on.
 
-    Equals ``apply_chat_template(…, tokenize=False)`` of transformers without tools and documents: trimmed blocks,
+    Equals ``apply_chat_template(…, tokenize=False)`` of transformers without documents: trimmed blocks,
     ``raise_exception``, ``strftime_now``, ``tojson`` that leaves HTML alone, ``{% generation %}``, loop controls.
     """
 
@@ -45,6 +45,7 @@ class ChatTemplate:
             - frozenset(_ENVIRONMENT.globals)
         )
         """The names that the template reads beside the messages: what a caller can set."""
+        self.reads_tools = "tools" in jinja2.meta.find_undeclared_variables(tree)
 
     def mentions(self, word: str) -> bool:
         """Whether ``word`` stands anywhere in the template's source."""
@@ -57,8 +58,10 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
-        """The prompt's text. ``continue_final_message`` leaves the last message open, to be continued.
+        """The prompt's text. ``tools``: what the model is told of tools. ``continue_final_message`` leaves the last
+        message open, to be continued.
 
         Values in messages must be plain JSON ones; keys whose value is None are dropped. Raises InvalidRequest where
         the template refuses the messages, naming what it says, or fails on them.
@@ -69,7 +72,7 @@ class ChatTemplate:
         try:
             text = self._template.render(
                 messages=chat,
-                tools=None,
+                tools=tools,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
                 **{**self._special_tokens, **(variables or {})},

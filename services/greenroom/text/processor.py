@@ -7,14 +7,19 @@ from pathlib import Path
 from greenroom.core.errors import CorruptCheckpoint, InvalidRequest
 from greenroom.text.chat import ChatTemplate
 from greenroom.text.files import TEMPLATE_FILE, TextFiles, read_text_files
+from greenroom.text.sampling_defaults import NO_DEFAULTS, SamplingDefaults, read_sampling_defaults
 from greenroom.text.tokenizer import Tokenizer
 
 
 class TextProcessor:
-    """``tokenizer`` always; a chat template only if the checkpoint has one, see ``chat``."""
+    """``tokenizer`` always; a chat template only if the checkpoint has one, see ``chat``. ``folder``: the checkpoint's,
+    None where there is none."""
 
-    def __init__(self, tokenizer: Tokenizer, chat: ChatTemplate | None, *, why_no_chat: str = "") -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, chat: ChatTemplate | None, *, why_no_chat: str = "", folder: Path | None = None
+    ) -> None:
         self.tokenizer = tokenizer
+        self._folder = folder
         self._chat = chat
         self._why_no_chat = why_no_chat
 
@@ -27,9 +32,13 @@ class TextProcessor:
         files = read_text_files(Path(folder))
         tokenizer = Tokenizer(files, name=str(folder))
         try:
-            return cls(tokenizer, _chat_template(files))
+            return cls(tokenizer, _chat_template(files), folder=Path(folder))
         except CorruptCheckpoint as error:
-            return cls(tokenizer, None, why_no_chat=str(error))
+            return cls(tokenizer, None, why_no_chat=str(error), folder=Path(folder))
+
+    def sampling_defaults(self) -> SamplingDefaults:
+        """What the checkpoint says of sampling. Reads its file. Raises CorruptCheckpoint."""
+        return NO_DEFAULTS if self._folder is None else read_sampling_defaults(self._folder)
 
     @property
     def has_chat(self) -> bool:

@@ -46,6 +46,18 @@ class StopMatcher:
         self._held = ""
         return passed
 
+    def pass_by(self, text: str) -> str:
+        """As ``push``, but a stop string that ends in ``text`` does not count. One that begins in it may."""
+        if self.matched is not None:
+            return ""
+        if not self._stops:
+            return text
+        self._held += text
+        while text:
+            end, _ = self._advance(self._states, text)
+            text = text[end:]
+        return self._release(max(self._states))
+
     def would_match(self, text: str) -> bool:
         """Whether ``push(text)`` would find a match; changes nothing."""
         if self.matched is not None or not self._stops:
@@ -100,9 +112,17 @@ class TextStream:
     """
 
     def __init__(
-        self, tokenizer: _Tokenizer, stops: Sequence[str] = (), *, keep_match: bool = False, behind_text: bool = False
+        self,
+        tokenizer: _Tokenizer,
+        stops: Sequence[str] = (),
+        *,
+        keep_match: bool = False,
+        behind_text: bool = False,
+        min_tokens: int = 0,
     ) -> None:
+        """``min_tokens``: no stop string ends in the text of so many tokens."""
         self._detokenizer = tokenizer.detokenizer(behind_text=behind_text)
+        self._unchecked = min_tokens
         self._matcher = StopMatcher(stops, keep_match=keep_match)
         self.length = 0
         """Characters so far that are certain, those held back for a stop string included."""
@@ -116,6 +136,9 @@ class TextStream:
         """The text to give out now; nothing after a match."""
         text = self._detokenizer.push(token_id)
         self.length += len(text)
+        if self._unchecked > 0:
+            self._unchecked -= 1
+            return self._matcher.pass_by(text)
         passed = self._matcher.push(text)
         pending = self._detokenizer.pending
         if pending and self._matcher.would_match(pending):
@@ -132,8 +155,9 @@ class TextStream:
 class StopChecker:
     """Whether a stop string has come, for whoever generates: one a sequence, told every token in order."""
 
-    def __init__(self, tokenizer: _Tokenizer, stop_strings: Sequence[str]) -> None:
-        self._stream = TextStream(tokenizer, stop_strings) if stop_strings else None
+    def __init__(self, tokenizer: _Tokenizer, stop_strings: Sequence[str], min_tokens: int = 0) -> None:
+        """``min_tokens``: no stop string ends in the text of so many tokens."""
+        self._stream = TextStream(tokenizer, stop_strings, min_tokens=min_tokens) if stop_strings else None
 
     def push(self, token_id: int) -> bool:
         """Whether the text of all tokens so far holds a stop string, so that generation is to end here."""

@@ -111,9 +111,14 @@ class Tokenizer:
         a kind in which a token may stand for any length."""
         return 0 if self._reach is None else self._reach.fewest_tokens(text)
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of ``ids`` as a whole, special tokens left out; ids that no token has are left out too."""
-        return str(self._backend.decode(list(ids), skip_special_tokens=True))
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        """The text of ``ids`` as a whole. Special tokens are left out, or with ``special`` written by their names. Ids
+        that no token has are left out."""
+        return str(self._backend.decode(list(ids), skip_special_tokens=not special))
+
+    def token_string(self, token_id: int) -> str:
+        """The token as the vocabulary writes it, empty for an id that no token has."""
+        return str(self._backend.id_to_token(token_id) or "")
 
     def token_id(self, token: str) -> int | None:
         found = self._backend.token_to_id(token)

@@ -25,39 +25,45 @@ _sym_db = _symbol_database.Default()
 from greenroom.v1 import common_pb2 as greenroom_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cgreenroom/v1/inference.proto\x12\x0cgreenroom.v1\x1a\x19greenroom/v1/common.proto\"\xf1\x03\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\"\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x12.greenroom.v1.ChatH\x00\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12+\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x16.greenroom.v1.TokenIdsH\x00\x12\x17\n\nmax_tokens\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\x18\n\x0btemperature\x18\x06 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x07 \x01(\x01H\x03\x88\x01\x01\x12\r\n\x05top_k\x18\x08 \x01(\r\x12\x11\n\x04seed\x18\t \x01(\x12H\x04\x88\x01\x01\x12\x0c\n\x04stop\x18\n \x03(\t\x12\x16\n\x0estop_token_ids\x18\x0b \x03(\r\x12\x12\n\nignore_eos\x18\x0c \x01(\x08\x12\x15\n\x08logprobs\x18\r \x01(\rH\x05\x88\x01\x01\x12\x11\n\ttask_type\x18\x0e \x01(\t\x12\x1e\n\x03slo\x18\x0f \x01(\x0b\x32\x11.greenroom.v1.Slo\x12\x10\n\x08priority\x18\x10 \x01(\x11\x12\x17\n\ntimeout_ms\x18\x11 \x01(\rH\x06\x88\x01\x01\x42\x08\n\x06promptB\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x07\n\x05_seedB\x0b\n\t_logprobsB\r\n\x0b_timeout_ms\"3\n\x04\x43hat\x12+\n\x08messages\x18\x01 \x03(\x0b\x32\x19.greenroom.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"i\n\x03Slo\x12\x14\n\x07ttft_ms\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x14\n\x07tpot_ms\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x13\n\x06\x65\x32\x65_ms\x18\x03 \x01(\x02H\x02\x88\x01\x01\x42\n\n\x08_ttft_msB\n\n\x08_tpot_msB\t\n\x07_e2e_ms\"\xc3\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12-\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1b.greenroom.v1.TokenLogprobs\x12\'\n\x06reason\x18\x05 \x01(\x0e\x32\x17.greenroom.v1.EndReason\x12\"\n\x05usage\x18\x06 \x01(\x0b\x32\x13.greenroom.v1.Usage\"y\n\rGenerateEvent\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12&\n\x06tokens\x18\x03 \x01(\x0b\x32\x16.greenroom.v1.TokenRun\x12\x1e\n\x03\x65nd\x18\x04 \x01(\x0b\x32\x11.greenroom.v1.End\"R\n\x03\x45nd\x12\'\n\x06reason\x18\x01 \x01(\x0e\x32\x17.greenroom.v1.EndReason\x12\"\n\x05usage\x18\x02 \x01(\x0b\x32\x13.greenroom.v1.Usage\"m\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x14\n\x0c\x61pproximated\x18\x03 \x01(\x02\x12\x1c\n\x14\x61pproximated_unknown\x18\x04 \x01(\x08\"#\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x10\n\x0e\x43\x61ncelResponse\"\x11\n\x0fGetModelRequest\"[\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x19\n\x11has_chat_template\x18\x04 \x01(\x08\x32\xab\x02\n\tInference\x12I\n\x08Generate\x12\x1d.greenroom.v1.GenerateRequest\x1a\x1e.greenroom.v1.GenerateResponse\x12N\n\x0eGenerateStream\x12\x1d.greenroom.v1.GenerateRequest\x1a\x1b.greenroom.v1.GenerateEvent0\x01\x12\x43\n\x06\x43\x61ncel\x12\x1b.greenroom.v1.CancelRequest\x1a\x1c.greenroom.v1.CancelResponse\x12>\n\x08GetModel\x12\x1d.greenroom.v1.GetModelRequest\x1a\x13.greenroom.v1.Modelb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cgreenroom/v1/inference.proto\x12\x0cgreenroom.v1\x1a\x19greenroom/v1/common.proto\"\xb6\x06\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\"\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x12.greenroom.v1.ChatH\x00\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12+\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x16.greenroom.v1.TokenIdsH\x00\x12\x17\n\nmax_tokens\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\x18\n\x0btemperature\x18\x06 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x07 \x01(\x01H\x03\x88\x01\x01\x12\r\n\x05top_k\x18\x08 \x01(\r\x12\x11\n\x04seed\x18\t \x01(\x12H\x04\x88\x01\x01\x12\x0c\n\x04stop\x18\n \x03(\t\x12\x16\n\x0estop_token_ids\x18\x0b \x03(\r\x12\x12\n\nignore_eos\x18\x0c \x01(\x08\x12\x15\n\x08logprobs\x18\r \x01(\rH\x05\x88\x01\x01\x12\x11\n\ttask_type\x18\x0e \x01(\t\x12\x1e\n\x03slo\x18\x0f \x01(\x0b\x32\x11.greenroom.v1.Slo\x12\x10\n\x08priority\x18\x10 \x01(\x11\x12\x17\n\ntimeout_ms\x18\x11 \x01(\rH\x06\x88\x01\x01\x12\x12\n\x05min_p\x18\x12 \x01(\x01H\x07\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x13 \x01(\x01H\x08\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x14 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x15 \x01(\x01\x12@\n\nlogit_bias\x18\x16 \x03(\x0b\x32,.greenroom.v1.GenerateRequest.LogitBiasEntry\x12\x12\n\nmin_tokens\x18\x17 \x01(\r\x12\x1c\n\x0fprompt_logprobs\x18\x18 \x01(\rH\t\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x08\n\x06promptB\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x07\n\x05_seedB\x0b\n\t_logprobsB\r\n\x0b_timeout_msB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x12\n\x10_prompt_logprobs\"3\n\x04\x43hat\x12+\n\x08messages\x18\x01 \x03(\x0b\x32\x19.greenroom.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"i\n\x03Slo\x12\x14\n\x07ttft_ms\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x14\n\x07tpot_ms\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x13\n\x06\x65\x32\x65_ms\x18\x03 \x01(\x02H\x02\x88\x01\x01\x42\n\n\x08_ttft_msB\n\n\x08_tpot_msB\t\n\x07_e2e_ms\"\xf1\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12-\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1b.greenroom.v1.TokenLogprobs\x12\'\n\x06reason\x18\x05 \x01(\x0e\x32\x17.greenroom.v1.EndReason\x12\"\n\x05usage\x18\x06 \x01(\x0b\x32\x13.greenroom.v1.Usage\x12,\n\x06prompt\x18\x07 \x01(\x0b\x32\x1c.greenroom.v1.PromptLogprobs\"L\n\x0ePromptLogprobs\x12\x0b\n\x03ids\x18\x01 \x03(\r\x12-\n\x08logprobs\x18\x02 \x03(\x0b\x32\x1b.greenroom.v1.TokenLogprobs\"y\n\rGenerateEvent\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12&\n\x06tokens\x18\x03 \x01(\x0b\x32\x16.greenroom.v1.TokenRun\x12\x1e\n\x03\x65nd\x18\x04 \x01(\x0b\x32\x11.greenroom.v1.End\"\x80\x01\n\x03\x45nd\x12\'\n\x06reason\x18\x01 \x01(\x0e\x32\x17.greenroom.v1.EndReason\x12\"\n\x05usage\x18\x02 \x01(\x0b\x32\x13.greenroom.v1.Usage\x12,\n\x06prompt\x18\x03 \x01(\x0b\x32\x1c.greenroom.v1.PromptLogprobs\"m\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x14\n\x0c\x61pproximated\x18\x03 \x01(\x02\x12\x1c\n\x14\x61pproximated_unknown\x18\x04 \x01(\x08\"#\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x10\n\x0e\x43\x61ncelResponse\"\x11\n\x0fGetModelRequest\"[\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x19\n\x11has_chat_template\x18\x04 \x01(\x08\x32\xab\x02\n\tInference\x12I\n\x08Generate\x12\x1d.greenroom.v1.GenerateRequest\x1a\x1e.greenroom.v1.GenerateResponse\x12N\n\x0eGenerateStream\x12\x1d.greenroom.v1.GenerateRequest\x1a\x1b.greenroom.v1.GenerateEvent0\x01\x12\x43\n\x06\x43\x61ncel\x12\x1b.greenroom.v1.CancelRequest\x1a\x1c.greenroom.v1.CancelResponse\x12>\n\x08GetModel\x12\x1d.greenroom.v1.GetModelRequest\x1a\x13.greenroom.v1.Modelb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'greenroom.v1.inference_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._loaded_options = None
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_options = b'8\001'
   _globals['_GENERATEREQUEST']._serialized_start=74
-  _globals['_GENERATEREQUEST']._serialized_end=571
-  _globals['_CHAT']._serialized_start=573
-  _globals['_CHAT']._serialized_end=624
-  _globals['_CHATMESSAGE']._serialized_start=626
-  _globals['_CHATMESSAGE']._serialized_end=670
-  _globals['_TOKENIDS']._serialized_start=672
-  _globals['_TOKENIDS']._serialized_end=695
-  _globals['_SLO']._serialized_start=697
-  _globals['_SLO']._serialized_end=802
-  _globals['_GENERATERESPONSE']._serialized_start=805
-  _globals['_GENERATERESPONSE']._serialized_end=1000
-  _globals['_GENERATEEVENT']._serialized_start=1002
-  _globals['_GENERATEEVENT']._serialized_end=1123
-  _globals['_END']._serialized_start=1125
-  _globals['_END']._serialized_end=1207
-  _globals['_USAGE']._serialized_start=1209
-  _globals['_USAGE']._serialized_end=1318
-  _globals['_CANCELREQUEST']._serialized_start=1320
-  _globals['_CANCELREQUEST']._serialized_end=1355
-  _globals['_CANCELRESPONSE']._serialized_start=1357
-  _globals['_CANCELRESPONSE']._serialized_end=1373
-  _globals['_GETMODELREQUEST']._serialized_start=1375
-  _globals['_GETMODELREQUEST']._serialized_end=1392
-  _globals['_MODEL']._serialized_start=1394
-  _globals['_MODEL']._serialized_end=1485
-  _globals['_INFERENCE']._serialized_start=1488
-  _globals['_INFERENCE']._serialized_end=1787
+  _globals['_GENERATEREQUEST']._serialized_end=896
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_start=707
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_end=755
+  _globals['_CHAT']._serialized_start=898
+  _globals['_CHAT']._serialized_end=949
+  _globals['_CHATMESSAGE']._serialized_start=951
+  _globals['_CHATMESSAGE']._serialized_end=995
+  _globals['_TOKENIDS']._serialized_start=997
+  _globals['_TOKENIDS']._serialized_end=1020
+  _globals['_SLO']._serialized_start=1022
+  _globals['_SLO']._serialized_end=1127
+  _globals['_GENERATERESPONSE']._serialized_start=1130
+  _globals['_GENERATERESPONSE']._serialized_end=1371
+  _globals['_PROMPTLOGPROBS']._serialized_start=1373
+  _globals['_PROMPTLOGPROBS']._serialized_end=1449
+  _globals['_GENERATEEVENT']._serialized_start=1451
+  _globals['_GENERATEEVENT']._serialized_end=1572
+  _globals['_END']._serialized_start=1575
+  _globals['_END']._serialized_end=1703
+  _globals['_USAGE']._serialized_start=1705
+  _globals['_USAGE']._serialized_end=1814
+  _globals['_CANCELREQUEST']._serialized_start=1816
+  _globals['_CANCELREQUEST']._serialized_end=1851
+  _globals['_CANCELRESPONSE']._serialized_start=1853
+  _globals['_CANCELRESPONSE']._serialized_end=1869
+  _globals['_GETMODELREQUEST']._serialized_start=1871
+  _globals['_GETMODELREQUEST']._serialized_end=1888
+  _globals['_MODEL']._serialized_start=1890
+  _globals['_MODEL']._serialized_end=1981
+  _globals['_INFERENCE']._serialized_start=1984
+  _globals['_INFERENCE']._serialized_end=2283
 # @@protoc_insertion_point(module_scope)

@@ -427,6 +427,10 @@ class RunResult(_message.Message):
     APPROXIMATED_FIELD_NUMBER: _builtins.int
     OUTPUTS_FIELD_NUMBER: _builtins.int
     INVALID_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_CHOSEN_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_TOP_IDS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_TOP_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_K_FIELD_NUMBER: _builtins.int
     reason: _common_pb2.EndReason.ValueType
     message: _builtins.str
     prompt_tokens: _builtins.int
@@ -443,6 +447,11 @@ class RunResult(_message.Message):
     """Of an inference: InferenceOutputs in msgpack, as in the journal (docs/architecture/topics.md). Else empty."""
     invalid: _builtins.bool
     """It failed since it can never be served as it stands: its client is at fault."""
+    prompt_logprobs_chosen: _builtins.bytes
+    """Of the prompt's tokens from the second on, packed as those of the answer. Empty where not asked for."""
+    prompt_logprobs_top_ids: _builtins.bytes
+    prompt_logprobs_top: _builtins.bytes
+    prompt_logprobs_k: _builtins.int
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -459,10 +468,14 @@ class RunResult(_message.Message):
         approximated: _builtins.float = ...,
         outputs: _builtins.bytes = ...,
         invalid: _builtins.bool = ...,
+        prompt_logprobs_chosen: _builtins.bytes = ...,
+        prompt_logprobs_top_ids: _builtins.bytes = ...,
+        prompt_logprobs_top: _builtins.bytes = ...,
+        prompt_logprobs_k: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["approximated", b"approximated", "invalid", b"invalid", "logprobs_chosen", b"logprobs_chosen", "logprobs_k", b"logprobs_k", "logprobs_top", b"logprobs_top", "logprobs_top_ids", b"logprobs_top_ids", "message", b"message", "outputs", b"outputs", "prompt_tokens", b"prompt_tokens", "reason", b"reason", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["approximated", b"approximated", "invalid", b"invalid", "logprobs_chosen", b"logprobs_chosen", "logprobs_k", b"logprobs_k", "logprobs_top", b"logprobs_top", "logprobs_top_ids", b"logprobs_top_ids", "message", b"message", "outputs", b"outputs", "prompt_logprobs_chosen", b"prompt_logprobs_chosen", "prompt_logprobs_k", b"prompt_logprobs_k", "prompt_logprobs_top", b"prompt_logprobs_top", "prompt_logprobs_top_ids", b"prompt_logprobs_top_ids", "prompt_tokens", b"prompt_tokens", "reason", b"reason", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -97,6 +97,11 @@ def _generate(
     return tuple(out.sequences[0, len(prompt) :].tolist()), torch.cat(out.logits)
 
 
+def own(family: str, attention: str) -> Any:
+    """transformers' own model in fp32, the same object for the same arguments."""
+    return _own(family, attention, torch.float32, ())
+
+
 def generate(
     prompt: Sequence[int],
     tokens: int,

@@ -62,12 +62,25 @@ def test_greedy(family: str, attention: str) -> None:
     check(family, attention, generate(PROMPT, TOKENS, family, attention), "a")
 
 
+CHANGED: dict[str, Any] = {
+    "presence_penalty": 0.7,
+    "frequency_penalty": 0.4,
+    "repetition_penalty": 1.3,
+    "logit_bias": ((5, 2.0), (9, -3.0)),
+    "min_p": 0.02,
+    "min_tokens": 6,
+    "stop_token_ids": (17, 40, 99),
+}
+"""What a forced prefix counts for."""
+
+
+@pytest.mark.parametrize("changes", [{}, CHANGED], ids=["plain", "changed"])
 @pytest.mark.parametrize("seed", [11, None])
 @pytest.mark.parametrize(
     ("family", "attention"), [("mixtral", "sdpa"), ("deepseek_v3", "sdpa"), ("gpt_oss", "eager"), ("qwen3_moe", "sdpa")]
 )
-def test_drawn(family: str, attention: str, seed: int | None) -> None:
-    sampling: dict[str, Any] = {"temperature": 0.9, "top_p": 0.95, "seed": seed}
+def test_drawn(family: str, attention: str, seed: int | None, changes: dict[str, Any]) -> None:
+    sampling: dict[str, Any] = {"temperature": 0.9, "top_p": 0.95, "seed": seed, **changes}
     driver = Driver(ragged(family, attention))
     whole = driver.add(request("a", PROMPT, TOKENS, **sampling))
     driver.run()

@@ -64,6 +64,12 @@ async def test_asynchronously(start: Start) -> None:
         assert (reply.text, reply.reason) == (TEXT, FinishReason.STOP)
         assert [token.index for token in reply.tokens] == list(range(reply.usage.completion_tokens))
         assert all(token.logprobs is not None and len(token.logprobs.top) == 2 for token in reply.tokens)
+        scored = await client.generate("hello there", max_tokens=0, prompt_logprobs=0)
+        assert scored.prompt is not None
+        assert scored.prompt[0].logprobs is None
+        assert [token.logprobs.chosen for token in scored.prompt[1:] if token.logprobs] == [
+            -place / 8 for place in range(1, len(scored.prompt))
+        ]
         parts = await collect(client, logprobs=2)
         assert joined(parts) == TEXT
         assert tuple(token for part in parts for token in part.tokens) == reply.tokens

@@ -46,7 +46,7 @@ async def test_no_broker_and_no_topic_is_named(
 
 
 def nested(depth: int) -> bytes:
-    return b'{"model":"org/small","messages":[],"tools":' + b"[" * depth + b"]" * depth + b"}"
+    return b'{"model":"org/small","messages":[],"audio":' + b"[" * depth + b"]" * depth + b"}"
 
 
 TABLE: list[tuple[str, bytes | dict[str, Any], str | None, str, str]] = [
@@ -90,7 +90,18 @@ TABLE: list[tuple[str, bytes | dict[str, Any], str | None, str, str]] = [
     ("chat/completions", {**CHAT, "temperature": "hot"}, "temperature", "invalid_type", "expected `float"),
     ("chat/completions", b'{"model":"org/small","messages":[],"temperature":1e999}', "temperature", "invalid_type",
      "out of range"),
-    ("chat/completions", {**CHAT, "top_p": 0}, "top_p", "invalid_value", "above 0"),
+    ("chat/completions", {**CHAT, "top_p": -0.1}, "top_p", "invalid_value", "from 0 to 1"),
+    ("chat/completions", {**CHAT, "min_p": 1.5}, "min_p", "invalid_value", "from 0 to 1"),
+    ("chat/completions", {**CHAT, "presence_penalty": 3}, "presence_penalty", "invalid_value", "from -2 to 2"),
+    ("chat/completions", {**CHAT, "frequency_penalty": "x"}, "frequency_penalty", "invalid_type", "float"),
+    ("completions", {**COMPLETION, "repetition_penalty": 0}, "repetition_penalty", "invalid_value", "above 0"),
+    ("completions", {**COMPLETION, "logit_bias": {"x": 1}}, "logit_bias", "invalid_value", "'x'"),
+    ("completions", {**COMPLETION, "logit_bias": {"999999": 1}}, "logit_bias", "invalid_value", "999999"),
+    ("completions", {**COMPLETION, "logit_bias": {"1": 101}}, "logit_bias", "invalid_value", "-100 to 100"),
+    ("completions", {**COMPLETION, "logit_bias": {"1": 1, "01": 1}}, "logit_bias", "invalid_value", "each once"),
+    ("completions", {**COMPLETION, "min_tokens": 9, "max_tokens": 8}, "min_tokens", "invalid_value", "at most"),
+    ("completions", {**COMPLETION, "max_tokens": -1}, "max_tokens", "invalid_value", "at least 0"),
+    ("completions", {**COMPLETION, "echo": True, "logprobs": 21}, "logprobs", "invalid_value", "from 0 to 20"),
     ("chat/completions", {**CHAT, "top_k": -2}, "top_k", "invalid_value", "0 (off) or more"),
     ("chat/completions", {**CHAT, "n": 0}, "n", "invalid_value", "at least 1"),
     ("chat/completions", {**CHAT, "n": 129}, "n", "invalid_value", "at most 128"),
@@ -98,7 +109,7 @@ TABLE: list[tuple[str, bytes | dict[str, Any], str | None, str, str]] = [
     ("chat/completions", {**CHAT, "n": True}, "n", "invalid_type", "got `bool`"),
     ("chat/completions", {**CHAT, "seed": 2**63}, "seed", "invalid_type", "<="),
     ("chat/completions", {**CHAT, "seed": "x"}, "seed", "invalid_type", "expected `int"),
-    ("chat/completions", {**CHAT, "max_tokens": 0}, "max_tokens", "invalid_value", "at least 1"),
+    ("chat/completions", {**CHAT, "max_tokens": -1}, "max_tokens", "invalid_value", "at least 0"),
     ("chat/completions", {**CHAT, "max_completion_tokens": -1}, "max_completion_tokens", "invalid_value", "at least"),
     ("chat/completions", {**CHAT, "max_tokens": 1, "max_completion_tokens": 2}, "max_tokens", "invalid_value",
      "differ"),

@@ -14,7 +14,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from greenroom.core.errors import Conflict, InvalidRequest, Saturated
-from greenroom.core.generation import Finished, FinishReason, Slo
+from greenroom.core.generation import Finished, FinishReason, SamplingParams, Slo
 from greenroom.fabric.log import LogFailed
 from greenroom.gateway.doors.keys import KeyLimits, changing, new_key, utc_now, write_keys
 from greenroom.gateway.requests.call_headers import base_id
@@ -142,6 +142,38 @@ async def test_every_field_arrives(stub: Any, server: Server) -> None:
     assert (seen.slo, seen.priority, seen.timeout_s) == (Slo(ttft_ms=200, tpot_ms=40, e2e_ms=3000), -8, 2.5)
 
 
+async def test_every_field_of_sampling_arrives(stub: Any, server: Server) -> None:
+    await stub.Generate(
+        hello(
+            max_tokens=5, min_p=0.25, repetition_penalty=1.5, presence_penalty=-1, frequency_penalty=0.5,
+            logit_bias={9: -100, 3: 2.5}, min_tokens=2, top_p=0,
+        )
+    )  # fmt: skip
+    [seen] = server.generator.seen
+    assert seen.sampling == SamplingParams(
+        max_tokens=5, min_p=0.25, repetition_penalty=1.5, presence_penalty=-1, frequency_penalty=0.5,
+        logit_bias=((3, 2.5), (9, -100.0)), min_tokens=2, top_p=0,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("chat", [False, True])
+@pytest.mark.parametrize("max_tokens", [0, 3])
+async def test_the_log_probabilities_of_the_prompt(stub: Any, server: Server, chat: bool, max_tokens: int) -> None:
+    request = hello(max_tokens=max_tokens, prompt_logprobs=1)
+    if chat:
+        request.chat.messages.add(role="user", content="hello there")
+    reply = await stub.Generate(request)
+    [end] = [event.end for event in await events_of(stub.GenerateStream(request)) if event.HasField("end")]
+    ids = server.generator.seen[0].prompt_ids
+    for prompt in (reply.prompt, end.prompt):
+        assert tuple(prompt.ids) == ids
+        assert [one.chosen for one in prompt.logprobs] == [-place / 8 for place in range(1, len(ids))]
+        assert [list(one.top_ids) for one in prompt.logprobs] == [[token_id] for token_id in ids[1:]]
+    assert (len(reply.token_ids), reply.usage.completion_tokens) == (max_tokens, max_tokens)
+    assert reply.reason == LENGTH
+    assert not (await stub.Generate(hello(max_tokens=1))).HasField("prompt")
+
+
 async def test_a_greedy_request_is_greedy(stub: Any, server: Server) -> None:
     await stub.Generate(hello(temperature=0.0))
     await stub.Generate(hello())
@@ -152,7 +184,13 @@ async def test_a_greedy_request_is_greedy(stub: Any, server: Server) -> None:
     ("request_", "status", "code", "message"),
     [
         (Request(), grpc.StatusCode.INVALID_ARGUMENT, "missing_field", "chat, text and token_ids"),
-        (hello(max_tokens=0), grpc.StatusCode.INVALID_ARGUMENT, "invalid_value", "max_tokens must be at least 1"),
+        (hello(top_p=1.5), grpc.StatusCode.INVALID_ARGUMENT, "invalid_value", "top_p must be from 0 to 1"),
+        (hello(min_p=float("nan")), grpc.StatusCode.INVALID_ARGUMENT, "invalid_value", "min_p"),
+        (hello(presence_penalty=3), grpc.StatusCode.INVALID_ARGUMENT, "invalid_value", "presence_penalty"),
+        (hello(repetition_penalty=0), grpc.StatusCode.INVALID_ARGUMENT, "invalid_value", "repetition_penalty"),
+        (hello(logit_bias={10**6: 1}), grpc.StatusCode.INVALID_ARGUMENT, "invalid_value", "logit_bias"),
+        (hello(min_tokens=9, max_tokens=5), grpc.StatusCode.INVALID_ARGUMENT, "invalid_value", "min_tokens"),
+        (hello(prompt_logprobs=21), grpc.StatusCode.INVALID_ARGUMENT, "invalid_value", "prompt_logprobs"),
         (hello(temperature=3), grpc.StatusCode.INVALID_ARGUMENT, "invalid_value", "temperature"),
         (hello(temperature=float("nan")), grpc.StatusCode.INVALID_ARGUMENT, "invalid_value", "temperature"),
         (hello(logprobs=21), grpc.StatusCode.INVALID_ARGUMENT, "invalid_value", "logprobs must be from 0 to 20"),
@@ -360,12 +398,12 @@ async def test_a_message_too_large(stub: Any, server: Server) -> None:
 async def test_it_is_logged_and_counted(stub: Any, server: Server, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="greenroom.gateway.access"):
         await stub.Generate(hello(), metadata=(("x-request-id", "mine"),))
-        await refusal(stub.Generate(hello(max_tokens=0)))
+        await refusal(stub.Generate(hello(temperature=3)))
     lines = [record.getMessage() for record in caplog.records if record.name == "greenroom.gateway.access"]
     assert lines[0].startswith("mine grpc Generate OK ")
     assert f"id={server.generator.seen[0].request_id}" in lines[0]
     assert " grpc Generate INVALID_ARGUMENT " in lines[1]
-    assert lines[1].endswith("error=invalid_value param='max_tokens'")
+    assert lines[1].endswith("error=invalid_value param='temperature'")
     assert server.metric("grpc_requests_total", method="Generate", status="OK") == 1
 
 

@@ -97,7 +97,7 @@ async def test_a_taken_port_is_named(server: Server, text: TextProcessor) -> Non
 async def test_metrics(server: Server) -> None:
     Gauge("greenroom_of_the_engine", "registered by another part", registry=server.registry).set(3)
     reply = (await server.post("/v1/completions", {**COMPLETION, "max_tokens": 5}))[1]
-    await server.post("/v1/completions", {**COMPLETION, "max_tokens": 0})
+    await server.post("/v1/completions", {**COMPLETION, "max_tokens": -1})
     async with server.http.get(server.url + "/metrics") as response:
         assert response.headers["Content-Type"].startswith("text/plain; version=")
         families = {family.name: family for family in text_string_to_metric_families(await response.text())}

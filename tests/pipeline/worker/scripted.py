@@ -140,7 +140,7 @@ class ScriptedEngine:
         for _ in range(count):
             events: Events = []
             for number, (request, place) in list(self.running.items()):
-                limit = request.sampling.max_tokens or 1
+                limit = 1 if request.sampling.max_tokens is None else request.sampling.max_tokens
                 token_id = answer(request.prompt_ids, place + 1)[place]
                 events.append((number, Token(place, token_id)))
                 self.running[number] = request, place + 1

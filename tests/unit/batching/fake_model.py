@@ -73,7 +73,7 @@ class FakeModel:
                 stop = chunk.kv.length + len(chunk.tokens)
                 seen = [chunk.kv.read(layer, 0, stop)[0].flatten().int().tolist() for layer in (0, 1)]
                 assert seen[0] == seen[1], "layers disagree about what was said"
-                logits.append(next_logits(seen[0]))
+                logits += [next_logits(seen[0][:end]) for end in range(stop - chunk.logit_rows + 1, stop + 1)]
         return torch.stack(logits) if logits else torch.empty(0, VOCABULARY)
 
     def plan(self, chunks: Sequence[Chunk], paths: object = None) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from greenroom.core.errors import BudgetTooSmall, InvalidConfig, InvalidRequest, TransferFailed
-from greenroom.core.generation import Event, FinishReason, Token
+from greenroom.core.generation import Event, FinishReason, SamplingParams, Token
 from greenroom.moe.attention.ragged_attention import Chunk
 from greenroom.moe.batch.batch_config import BatchConfig
 from greenroom.moe.batch.batch_engine import AuditError, BatchEngine
@@ -76,8 +76,8 @@ def test_stop_token_ids_hold_even_where_the_end_of_sequence_is_ignored() -> None
 class Counting:
     """Stops at the n-th token, n being the stop string."""
 
-    def __init__(self, stop: tuple[str, ...]) -> None:
-        self.left = int(stop[0])
+    def __init__(self, params: SamplingParams) -> None:
+        self.left = int(params.stop[0])
         self.seen: list[int] = []
 
     def push(self, token_id: int) -> bool:
@@ -90,8 +90,8 @@ class Counting:
 def test_a_stop_checker_sees_every_token_and_ends_it() -> None:
     made: list[Counting] = []
 
-    def factory(stop: tuple[str, ...]) -> Counting:
-        made.append(Counting(stop))
+    def factory(params: SamplingParams) -> Counting:
+        made.append(Counting(params))
         return made[-1]
 
     d = driver(stop_checkers=factory)

@@ -157,7 +157,7 @@ def test_a_stop_string_that_straddles_the_cut_is_found(cut: int) -> None:
     whole = continuation(PROMPT, 8)
     stop = text_of(whole)[3:6]
     assert text_of(whole).index(stop) == 3
-    d = driver(stop_checkers=lambda stops: StopChecker(Letters(), stops))
+    d = driver(stop_checkers=lambda params: StopChecker(Letters(), params.stop))
     rest = go_on(d, request("a", PROMPT, 8, stop=(stop,)), *whole[:cut])
     d.run()
     assert whole[:cut] + rest.ids == whole[:6]
@@ -170,7 +170,7 @@ def test_a_prefix_with_a_whole_stop_string_ends_at_once() -> None:
     finished = never_runs(
         request("a", PROMPT, 8, stop=(stop,)),
         *whole[:6],
-        stop_checkers=lambda stops: StopChecker(Letters(), stops),
+        stop_checkers=lambda params: StopChecker(Letters(), params.stop),
     )
     assert finished == Finished(FinishReason.STOP, 3, 6)
 
@@ -180,7 +180,7 @@ def test_a_stop_checker_that_fails_on_the_prefix_fails_the_request() -> None:
         def push(self, token_id: int) -> bool:
             raise LookupError("no such token")
 
-    finished = never_runs(request("a", PROMPT, 8, stop=("x",)), 1, 2, stop_checkers=lambda stops: Broken())
+    finished = never_runs(request("a", PROMPT, 8, stop=("x",)), 1, 2, stop_checkers=lambda params: Broken())
     assert (finished.reason, finished.error) == (FinishReason.FAILED, "internal error (LookupError)")
 
 

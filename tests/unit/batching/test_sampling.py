@@ -9,10 +9,22 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers import (
+    LogitsProcessorList,
+    MinNewTokensLengthLogitsProcessor,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
-from greenroom.core.generation import SamplingParams
-from greenroom.moe.batch.sampling import Draw, InvalidLogits, SampledToken, sample, sampling_key, uniform
+from greenroom.core.errors import InvalidRequest
+from greenroom.core.generation import GenerationRequest, SamplingParams, Token
+from greenroom.moe.batch.logit_changes import Draw, InvalidLogits, TokenCounts, changed_logits, token_counts
+from greenroom.moe.batch.sampling import SampledToken, sample, sampling_key, uniform
+from greenroom.moe.batch.sequence import Sequence
 
 LOGITS = torch.tensor([2.0, 0.0, 1.0, -1.0, 1.5, -3.0, 0.5, -0.5])
 
@@ -177,3 +189,167 @@ def test_rows_are_drawn_alike_alone_and_together() -> None:
     draws = [Draw(SamplingParams(temperature=0.2 * i, top_p=0.9, top_k=20 * i), i, 50 - i) for i in range(6)]
     together = sample(rows, draws)
     assert together == [sample(rows[i : i + 1], [draws[i]])[0] for i in range(6)]
+
+
+# -- changes of logits, beside transformers' own processors --------------------------------------------------------
+
+VOCABULARY = 24
+IDS = st.integers(0, VOCABULARY - 1)
+ROWS = st.integers(0, 2**32).map(
+    lambda seed: torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(seed)) * 4
+)
+TEXTS = st.tuples(st.lists(IDS, min_size=1, max_size=12), st.lists(IDS, max_size=12))
+
+
+def sequence_of(prompt: list[int], generated: list[int], **params: Any) -> Sequence:
+    prefix = tuple(Token(place, token_id) for place, token_id in enumerate(generated))
+    request = GenerationRequest("r", tuple(prompt), SamplingParams(**params), prefix=prefix)
+    return Sequence(0, request, lambda _: None, limit=1000, eos_token_ids=frozenset({2}), checker=None, now=0.0)
+
+
+@given(ROWS, TEXTS, st.floats(0.1, 5.0))
+def test_repetition_penalty_is_that_of_transformers_to_the_bit(
+    row: torch.Tensor, text: tuple[list[int], list[int]], penalty: float
+) -> None:
+    prompt, generated = text
+    draw = sequence_of(prompt, generated, repetition_penalty=penalty).next_draw()
+    wanted = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([prompt + generated]), row[None].clone())
+    assert torch.equal(changed_logits(row[None], [draw]), wanted)
+
+
+@given(ROWS, TEXTS, st.dictionaries(IDS, st.floats(-100, 100), max_size=5), st.integers(0, 14), st.floats(0.5, 2.0))
+def test_all_changes_are_those_of_transformers_in_its_order(
+    row: torch.Tensor, text: tuple[list[int], list[int]], bias: dict[int, float], least: int, penalty: float
+) -> None:
+    """transformers adds a bias, then penalises, then keeps ends back."""
+    prompt, generated = text
+    params: dict[str, Any] = {"logit_bias": tuple(bias.items()), "min_tokens": least, "repetition_penalty": penalty}
+    draw = sequence_of(prompt, generated, stop_token_ids=(5,), **params).next_draw()
+    theirs = LogitsProcessorList()
+    if bias:
+        theirs.append(SequenceBiasLogitsProcessor([[[token], value] for token, value in bias.items()]))
+    theirs.append(RepetitionPenaltyLogitsProcessor(penalty))
+    theirs.append(MinNewTokensLengthLogitsProcessor(len(prompt), least, [2, 5]))
+    wanted = theirs(torch.tensor([prompt + generated]), row[None].clone())
+    assert torch.equal(changed_logits(row[None], [draw]), wanted)
+
+
+@given(ROWS, TEXTS, st.floats(-2, 2), st.floats(-2, 2))
+def test_presence_and_frequency_follow_openais_formula(
+    row: torch.Tensor, text: tuple[list[int], list[int]], presence: float, frequency: float
+) -> None:
+    """mu[j] -= c[j] * frequency + (c[j] > 0) * presence, where c counts generated tokens alone."""
+    prompt, generated = text
+    draw = sequence_of(prompt, generated, presence_penalty=presence, frequency_penalty=frequency).next_draw()
+    times = np.bincount(generated, minlength=VOCABULARY) if generated else np.zeros(VOCABULARY)
+    wanted = row.double().numpy() - times * frequency - (times > 0) * presence
+    assert changed_logits(row[None], [draw])[0].numpy() == pytest.approx(wanted, abs=1e-5)
+
+
+@given(ROWS, st.floats(0.2, 2.0), st.integers(0, 24), st.floats(0.05, 1.0), st.floats(0.0, 1.0), st.integers(0, 2**32))
+def test_min_p_leaves_what_transformers_leaves(
+    row: torch.Tensor, heat: float, top_k: int, top_p: float, min_p: float, seed: int
+) -> None:
+    """Behind top-k and top-p, as there. Both are rounded differently, so the edge itself may fall either way."""
+    scores = TemperatureLogitsWarper(heat)(None, row[None].double())
+    if top_k:
+        scores = TopKLogitsWarper(top_k)(None, scores)
+    if top_p < 1:
+        scores = TopPLogitsWarper(top_p)(None, scores)
+    allowed = torch.isfinite(MinPLogitsWarper(min_p)(None, scores)[0])
+    drawn = pick(row, 3, seed, temperature=heat, top_k=top_k, top_p=top_p, min_p=min_p).token_id
+    share = float(((row.double()[drawn] - row.double().max()) / heat).exp())
+    assert allowed[drawn] or share == pytest.approx(min_p, rel=1e-9) or top_p < 1
+    if min_p > 0:
+        assert share >= min_p * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("min_p", [0.02, 0.1, 0.4, 1.0])
+def test_min_p_draws_every_token_that_transformers_leaves(min_p: float) -> None:
+    got = frequencies(LOGITS, 4000, temperature=1.3, min_p=min_p)
+    scores = MinPLogitsWarper(min_p)(None, TemperatureLogitsWarper(1.3)(None, LOGITS[None].double()))[0]
+    wanted = scores.softmax(-1).numpy()
+    assert set(np.flatnonzero(got)) == set(np.flatnonzero(wanted))
+    assert np.abs(got - wanted).max() < 0.03
+
+
+def test_a_nucleus_of_nothing_holds_the_likeliest_token() -> None:
+    tied = LOGITS.clone()
+    tied[[3, 6]] = 5.0
+    assert {pick(tied, place, temperature=2.0, top_p=0.0).token_id for place in range(50)} == {3}
+
+
+def test_greedy_rows_take_the_largest_of_the_changed_logits_and_logprobs_stay_the_models() -> None:
+    (picked,) = sample(LOGITS[None], [Draw(SamplingParams(temperature=0, logit_bias=((5, 50.0),), logprobs=1), 1, 1)])
+    assert isinstance(picked, SampledToken)
+    assert picked.token_id == 5
+    assert picked.logprobs is not None
+    assert picked.logprobs.chosen == pytest.approx(float(LOGITS.log_softmax(-1)[5]))
+    assert picked.logprobs.top[0][0] == 0
+
+
+def test_a_row_whose_changes_leave_nothing_fails_alone() -> None:
+    draws = [
+        Draw(SamplingParams(temperature=0), 1, 1, banned=tuple(range(8))),
+        Draw(SamplingParams(temperature=0), 1, 1),
+    ]
+    bad, good = sample(LOGITS.repeat(2, 1), draws)
+    assert isinstance(bad, InvalidLogits)
+    assert "min_tokens" in str(bad)
+    assert good == SampledToken(0)
+
+
+@given(TEXTS, st.integers(0, 12))
+def test_a_forced_prefix_counts_as_what_was_generated(text: tuple[list[int], list[int]], cut: int) -> None:
+    """The request goes on at another worker: the next draw there is the one that it would have had here."""
+    prompt, generated = text
+    knobs: dict[str, Any] = {
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.25,
+        "repetition_penalty": 1.5,
+        "min_tokens": 6,
+    }
+    here = sequence_of(prompt, generated[:cut], **knobs)
+    for token_id in generated[cut:]:
+        here.accept(SampledToken(token_id))
+    ours, theirs = here.next_draw(), sequence_of(prompt, generated, **knobs).next_draw()
+    row = LOGITS.repeat(3)[None]
+    assert torch.equal(changed_logits(row, [ours]), changed_logits(row, [theirs]))
+    assert (ours.position, ours.banned) == (theirs.position, theirs.banned)
+
+
+def test_who_asks_for_no_penalty_pays_for_none() -> None:
+    plain = sequence_of([1, 2], [3], temperature=0.5, top_p=0.9, min_p=0.1)
+    assert not plain.next_draw().changes_logits
+    assert token_counts(SamplingParams(presence_penalty=1), (1, 2), ()).ids.size == 0  # type: ignore[union-attr]
+    assert sequence_of([1, 1, 2], [1], repetition_penalty=2).next_draw().counts.ids.tolist() == [1, 2]  # type: ignore[union-attr]
+
+
+def test_counts_grow_with_the_text() -> None:
+    counts = TokenCounts([7])
+    for token in range(100):
+        counts.add(token)
+        counts.add(7)
+    assert counts.ids.tolist() == [7, *(token for token in range(100) if token != 7)]
+    assert counts.times[0] == 101
+    assert set(counts.times[1:]) == {1.0}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("top_p", -0.1), ("top_p", 1.1), ("min_p", -0.1), ("min_p", 1.1), ("presence_penalty", 2.1),
+        ("presence_penalty", float("nan")), ("frequency_penalty", -2.1), ("repetition_penalty", 0.0),
+        ("repetition_penalty", float("inf")), ("min_tokens", -1), ("max_tokens", -1), ("logit_bias", ((1, 100.5),)),
+        ("logit_bias", ((-1, 1.0),)), ("logit_bias", ((1, 1.0), (1, 2.0))),
+    ],
+)  # fmt: skip
+def test_values_out_of_their_range_are_refused_by_name(field: str, value: Any) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        SamplingParams(**{field: value})
+    assert caught.value.param == field
+
+
+def test_more_tokens_at_least_than_at_most_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match="max_tokens"):
+        SamplingParams(min_tokens=5, max_tokens=4)

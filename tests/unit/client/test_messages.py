@@ -24,13 +24,17 @@ def test_a_request_says_what_was_said_and_no_more() -> None:
     options: Options = {
         "model": "m", "max_tokens": 3, "temperature": 0.0, "top_p": 0.5, "top_k": 4, "seed": -1, "stop": "x",
         "stop_token_ids": [1], "ignore_eos": True, "logprobs": 0, "task_type": "sort", "priority": -5,
-        "slo": Slo(ttft_ms=100), "timeout_s": 1.5,
+        "slo": Slo(ttft_ms=100), "timeout_s": 1.5, "min_p": 0.1, "presence_penalty": 1.0, "frequency_penalty": -1.0,
+        "repetition_penalty": 1.2, "logit_bias": {7: -3.0}, "min_tokens": 2, "prompt_logprobs": 4,
     }  # fmt: skip
     request = to_request("hi", options)
     assert (request.model, request.max_tokens, request.seed, list(request.stop)) == ("m", 3, -1, ["x"])
     assert request.HasField("temperature")
     assert request.HasField("logprobs")
     assert (request.slo.ttft_ms, request.slo.HasField("e2e_ms"), request.timeout_ms) == (100, False, 1500)
+    assert (request.min_p, request.presence_penalty, request.frequency_penalty) == (0.1, 1.0, -1.0)
+    assert (request.repetition_penalty, dict(request.logit_bias)) == (1.2, {7: -3.0})
+    assert (request.min_tokens, request.prompt_logprobs) == (2, 4)
     assert list(to_request("hi", {"stop": ["a", "b"]}).stop) == ["a", "b"]
 
 

@@ -110,3 +110,25 @@ def test_without_stop_strings_nothing_is_decoded() -> None:
             raise AssertionError("asked for a detokenizer")
 
     assert not StopChecker(Untouched(), []).push(1)  # type: ignore[arg-type]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    text=st.text("abx ", min_size=1, max_size=24),
+    stop=st.sampled_from(["a", "ab", "bx", "aa", "x a"]),
+    least=st.integers(0, 20),
+)
+def test_no_stop_string_ends_in_the_first_tokens(text: str, stop: str, least: int) -> None:
+    """One that begins in them may end behind them. What passes is the text up to it."""
+    tokenizer = load("byte_level")
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    passed_by = len(tokenizer.decode(ids[:least]))
+    ends = [place + len(stop) for place in range(len(text)) if text.startswith(stop, place)]
+    end = next((end for end in ends if end > passed_by), None)
+    lengths = [len(tokenizer.decode(ids[: place + 1])) for place in range(len(ids))]
+    wanted = None if end is None else next(place for place, length in enumerate(lengths) if length >= end)
+    checker = StopChecker(tokenizer, [stop], least)
+    assert next((place for place, token_id in enumerate(ids) if checker.push(token_id)), None) == wanted
+    stream = TextStream(tokenizer, [stop], min_tokens=least, behind_text=True)
+    found = "".join(stream.push(token_id) for token_id in ids) + stream.finish()
+    assert found == (text if end is None else text[: end - len(stop)])

@@ -57,7 +57,7 @@ class Outcome(Message, frozen=True, kw_only=True, tag="outcome"):
     attempt. ``approximated``: of all choices of experts for its tokens in that attempt, one a layer, the share in which
     the router was kept from its own choice; 0 where the request did not come to its own end. ``outputs``: of an
     inference that came to its own end, which has no tokens. ``invalid``: it failed since no worker can ever serve it as
-    it stands.
+    it stands. ``prompt_logprobs``: of the prompt's tokens from the second on, where they were asked for.
     """
 
     epoch: Epoch
@@ -76,6 +76,7 @@ class Outcome(Message, frozen=True, kw_only=True, tag="outcome"):
     approximated: Annotated[float, Meta(ge=0, le=1)] = 0.0
     outputs: InferenceOutputs | None = None
     invalid: bool = False
+    prompt_logprobs: TokenLogprobArrays | None = None
 
 
 JournalRecord = Claim | Lost | Outcome

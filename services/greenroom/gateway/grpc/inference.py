@@ -10,7 +10,7 @@ from typing import Any
 from greenroom.core.errors import InvalidRequest
 from greenroom.core.generation import ServedModel, Token
 from greenroom.fabric.rpc import Context
-from greenroom.fabric.wire import to_end_reason, to_token_run
+from greenroom.fabric.wire import to_end_reason, to_logprobs, to_token_run
 from greenroom.gateway.doors.doorkeeper import Doorkeeper
 from greenroom.gateway.errors import too_large
 from greenroom.gateway.grpc.calls import CallDoor, Impatience, Note, headers_of, patience_s
@@ -47,6 +47,8 @@ class InferenceApi(inference_pb2_grpc.InferenceServicer):
                     if part.end is not None:
                         reply.reason = part.end.reason
                         reply.usage.CopyFrom(part.end.usage)
+                        if part.end.HasField("prompt"):
+                            reply.prompt.CopyFrom(part.end.prompt)
             run = to_token_run(tokens)
             reply.request_id = note.request_id
             reply.text = "".join(texts)
@@ -110,9 +112,20 @@ class InferenceApi(inference_pb2_grpc.InferenceServicer):
 
     def _prepare(self, request: inference_pb2.GenerateRequest, model: ServedModel, call: CallHeaders) -> Prepared:
         body, text, config = to_body(request, model), self._requests.text, self._requests.config
+        defaults = self._requests.defaults
+        scored = request.prompt_logprobs if request.HasField("prompt_logprobs") else None
         if isinstance(body, ChatBody):
-            return prepare_chat(body, text, model, call=call, config=config)
-        return prepare_completion(body, text, model, call=call, config=config, default_tokens=None)
+            return prepare_chat(body, text, model, call=call, config=config, defaults=defaults, prompt_logprobs=scored)
+        return prepare_completion(
+            body,
+            text,
+            model,
+            call=call,
+            config=config,
+            defaults=defaults,
+            prompt_logprobs=scored,
+            default_tokens=None,
+        )
 
 
 class _Part:
@@ -131,6 +144,9 @@ class _Part:
                 approximated_unknown=last.approximated is None,
             )
             self.end = inference_pb2.End(reason=to_end_reason(last.finish), usage=usage)
+            if last.prompt_logprobs is not None:
+                self.end.prompt.ids.extend(prepared.jobs[0].request.prompt_ids)
+                self.end.prompt.logprobs.extend(map(to_logprobs, last.prompt_logprobs))
 
 
 def to_body(request: inference_pb2.GenerateRequest, model: ServedModel) -> ChatBody | CompletionBody:
@@ -139,7 +155,13 @@ def to_body(request: inference_pb2.GenerateRequest, model: ServedModel) -> ChatB
         "model": model.name,
         "temperature": request.temperature if request.HasField("temperature") else None,
         "top_p": request.top_p if request.HasField("top_p") else None,
-        "top_k": request.top_k,
+        "top_k": request.top_k or None,
+        "min_p": request.min_p if request.HasField("min_p") else None,
+        "repetition_penalty": request.repetition_penalty if request.HasField("repetition_penalty") else None,
+        "presence_penalty": request.presence_penalty,
+        "frequency_penalty": request.frequency_penalty,
+        "logit_bias": {str(token): bias for token, bias in request.logit_bias.items()},
+        "min_tokens": request.min_tokens,
         "seed": request.seed if request.HasField("seed") else None,
         "stop": list(request.stop),
         "stop_token_ids": list(request.stop_token_ids),

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 
 from aiohttp import web
 
+from greenroom.gateway.config import GatewayConfig
 from greenroom.gateway.errors import ApiError, ClientGone, too_large
 from greenroom.gateway.http.content_codings import inflater_of
 
@@ -15,6 +16,19 @@ def check_utf8(request: web.Request) -> None:
     """Raises ApiError (415) where the header Content-Type names another charset: JSON is read as UTF-8."""
     if (request.charset or "utf-8").lower() not in ("utf-8", "utf8"):
         raise ApiError(415, "send the body in UTF-8", code="unsupported_media_type")
+
+
+async def read_json(request: web.Request, config: GatewayConfig) -> bytes:
+    """The body. It must say that it is JSON: a web page can not send that to another server unasked.
+
+    Raises ApiError: 415, 413, 408, 400.
+    """
+    if "Content-Type" not in request.headers or request.content_type != "application/json":
+        raise ApiError(
+            415, "send the body as JSON, with the header Content-Type: application/json", code="unsupported_media_type"
+        )
+    check_utf8(request)
+    return await read_body(request, config.max_body_bytes, config.body_timeout_s)
 
 
 async def read_body(

@@ -10,14 +10,14 @@ from typing import Any, Generic
 import msgspec
 from aiohttp import web
 
-from greenroom.gateway.config import GatewayConfig
 from greenroom.gateway.doors.doorkeeper import Caller
-from greenroom.gateway.errors import ApiError, ClientGone, as_api_error, defect
-from greenroom.gateway.http.bodies import check_utf8, read_body
+from greenroom.gateway.errors import ClientGone, as_api_error, defect
+from greenroom.gateway.http.bodies import read_json
 from greenroom.gateway.http.middleware import note_of
 from greenroom.gateway.http.sse import DONE, EventStream, error_frame, frame
-from greenroom.gateway.replies.choices import Delta, TokenRecord
+from greenroom.gateway.replies.choices import Delta
 from greenroom.gateway.replies.reply_writers import ChatWriter, ChoiceResult, CompletionWriter, Head, ReplyWriter, Tally
+from greenroom.gateway.replies.token_records import TokenRecord
 from greenroom.gateway.requests.bodies import Body, ChatBody, CompletionBody, decode_body, hints_in
 from greenroom.gateway.requests.call_headers import call_headers
 from greenroom.gateway.requests.prepare import Prepared, prepare_chat, prepare_completion
@@ -58,13 +58,20 @@ class Api:
         note = note_of(request)
         note.base = call.base
         with self._requests.enter(call):
-            raw = await _read_json(request, self._config)
+            raw = await read_json(request, self._config)
 
             def prepare() -> Prepared:
                 body = decode_body(raw, endpoint.body)
                 note.user, note.hints = body.user or body.safety_identifier, hints_in(body)
                 model = self._requests.text_model_named(body.model)
-                prepared: Prepared = endpoint.prepare(body, self._requests.text, model, call=call, config=self._config)
+                prepared: Prepared = endpoint.prepare(
+                    body,
+                    self._requests.text,
+                    model,
+                    call=call,
+                    config=self._config,
+                    defaults=self._requests.defaults,
+                )
                 return prepared
 
             prepared = await self._requests.prepare(len(raw), prepare)
@@ -152,16 +159,3 @@ class Api:
 
 def _tally(prepared: Prepared) -> Tally:
     return Tally(prepared.prompt_tokens, [len(job.request.prompt_ids) for job in prepared.jobs])
-
-
-async def _read_json(request: web.Request, config: GatewayConfig) -> bytes:
-    """The body. It must say that it is JSON: a web page can not send that to another server unasked.
-
-    Raises ApiError: 415, 413, 408, 400.
-    """
-    if "Content-Type" not in request.headers or request.content_type != "application/json":
-        raise ApiError(
-            415, "send the body as JSON, with the header Content-Type: application/json", code="unsupported_media_type"
-        )
-    check_utf8(request)
-    return await read_body(request, config.max_body_bytes, config.body_timeout_s)

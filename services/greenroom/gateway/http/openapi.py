@@ -22,15 +22,19 @@ from greenroom.gateway.replies.infer_bodies import (
 from greenroom.gateway.replies.reply_bodies import (
     ChatCompletion,
     Condition,
+    Detokenized,
     ErrorBody,
     Model,
     ModelList,
     TextCompletion,
+    Tokenized,
+    Version,
 )
 from greenroom.gateway.replies.reply_headers import HINTS_HEADER, INFER_LENGTH_HEADER, REPLY_ID_HEADER
 from greenroom.gateway.requests.bodies import ChatBody, CompletionBody
 from greenroom.gateway.requests.call_headers import PRIORITY_HEADER, SLO_HEADERS
 from greenroom.gateway.requests.inferences.infer_body import InferBody
+from greenroom.gateway.requests.token_bodies import DetokenizeBody, TokenizeBody
 
 _ERRORS: Mapping[int, str] = {
     400: "The request can not be served as it stands; `param` names the field.",
@@ -108,6 +112,9 @@ def openapi(config: GatewayConfig) -> Json:
                     ],
                 }
             },
+            "/tokenize": {"post": _tokens("tokenize", "A text or chat as tokens", TokenizeBody, Tokenized, config)},
+            "/detokenize": {"post": _tokens("detokenize", "Tokens as text", DetokenizeBody, Detokenized, config)},
+            "/version": {"get": _reading("version", "greenroom's version", Version, (), config, open_=True)},
             **_open_inference(config),
             "/health": {"get": _reading("health", "Whether requests are taken", Condition, (503,), config, open_=True)},
             "/live": {"get": _reading("live", "Whether the process answers", Condition, (), config, open_=True)},
@@ -146,6 +153,18 @@ def _generating(
     return {
         **operation,
         "parameters": _HEADERS,
+        "requestBody": {"required": True, "content": {"application/json": {"schema": _ref(body)}}},
+    }
+
+
+def _tokens(
+    name: str, what: str, body: type[msgspec.Struct], reply: type[msgspec.Struct], config: GatewayConfig
+) -> Json:
+    content = {"application/json": {"schema": _ref(reply)}}
+    errors = (400, 401, 403, 404, 408, 413, 415, 417, 429, 503)
+    return {
+        **_operation(name, what, content, errors, config, False),
+        "parameters": [_REQUEST_ID],
         "requestBody": {"required": True, "content": {"application/json": {"schema": _ref(body)}}},
     }
 

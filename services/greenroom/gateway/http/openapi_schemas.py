@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from greenroom.core.generation import MAX_LOGPROBS, MAX_STOP_STRINGS
+from greenroom.core.generation import MAX_BIAS, MAX_BIASED_TOKENS, MAX_LOGPROBS, MAX_PENALTY, MAX_STOP_STRINGS
 from greenroom.gateway.config import GatewayConfig
 from greenroom.gateway.doors.keys import MAX_PRIORITY
 from greenroom.gateway.replies.infer_bodies import INFER_REPLIES
@@ -18,6 +18,7 @@ from greenroom.gateway.requests.bodies import (
     HINTS,
     HINTS_IN_MESSAGE,
     NEUTRAL,
+    NEUTRAL_IN_CHAT,
     NEUTRAL_IN_MESSAGE,
     NEUTRAL_IN_STREAM_OPTIONS,
     ChatBody,
@@ -29,11 +30,12 @@ from greenroom.gateway.requests.chat_template import ROLES
 from greenroom.gateway.requests.inferences.infer_body import InferBody
 from greenroom.gateway.requests.prepare import MAX_TASK_TYPE
 from greenroom.gateway.requests.sampling_params import MAX_STOP_TOKEN_IDS
+from greenroom.gateway.requests.token_bodies import DetokenizeBody, TokenizeBody
 
 Json = dict[str, Any]
 REF = "#/components/schemas/{name}"
 _NEUTRAL: Mapping[type[msgspec.Struct], Mapping[str, Sequence[object]]] = {
-    ChatBody: NEUTRAL,
+    ChatBody: {**NEUTRAL, **NEUTRAL_IN_CHAT},
     CompletionBody: NEUTRAL,
     Message: NEUTRAL_IN_MESSAGE,
     StreamOptions: NEUTRAL_IN_STREAM_OPTIONS,
@@ -44,14 +46,24 @@ _HINTS: Mapping[type[msgspec.Struct], Mapping[str, Sequence[object]]] = {
     Message: HINTS_IN_MESSAGE,
 }
 _HINT = f"Taken, but no answer depends on it: named in the reply's header {HINTS_HEADER}."
+_ABSENT = "Absent: the model's own default, else"
 _WHAT: Mapping[str, str] = {
     "model": "The served model's name, as /v1/models has it.",
+    "tools": "Only with tool_choice none: told to the model by the chat template, if that reads them.",
     "messages": "The talk so far, through the model's chat template.",
     "prompt": "A text, several, token ids, or several lists of token ids.",
-    "max_tokens": "Absent: up to the end of the context for chat, 16 for completions.",
+    "max_tokens": "Absent: up to the end of the context for chat, 16 for completions. 0: nothing is generated.",
     "max_completion_tokens": "The same as max_tokens.",
-    "temperature": "0 is greedy. Absent: 1.",
-    "top_k": "0 and -1 are off.",
+    "temperature": f"0 is greedy. {_ABSENT} 1.",
+    "top_p": f"0 is greedy. {_ABSENT} 1.",
+    "top_k": f"0 and -1 are off. {_ABSENT} off.",
+    "min_p": f"Leaves the tokens that have at least this share of the likeliest one's probability. {_ABSENT} 0, off.",
+    "repetition_penalty": f"Of all tokens in prompt and answer, as in transformers. {_ABSENT} 1, off.",
+    "presence_penalty": "Subtracted from the logits of all tokens in the answer.",
+    "frequency_penalty": "Subtracted from a token's logit as often as it is in the answer.",
+    "logit_bias": "Added to the logits of these token ids.",
+    "min_tokens": "No end of the model's own and no stop before so many tokens.",
+    "echo": "The prompt comes before the answer, with its log-probabilities where logprobs are asked for.",
     "n": "That many independent answers; times the number of prompts at most as many.",
     "stop": "A string, or several, that end the answer and are left out of it.",
     "task_type": "What kind of task this is; absent: found from the prompt.",
@@ -85,7 +97,7 @@ _CONTENT: Json = {
 def schemas_of(config: GatewayConfig) -> Json:
     """By name."""
     _, schemas = msgspec.json.schema_components(
-        (ChatBody, CompletionBody, InferBody, *REPLIES, *INFER_REPLIES), ref_template=REF
+        (ChatBody, CompletionBody, TokenizeBody, DetokenizeBody, InferBody, *REPLIES, *INFER_REPLIES), ref_template=REF
     )
     for kind, neutral in _NEUTRAL.items():
         properties = schemas[kind.__name__]["properties"]
@@ -116,12 +128,22 @@ def schemas_of(config: GatewayConfig) -> Json:
 
 def _bounds(config: GatewayConfig) -> Json:
     """Bounds that are checked after decoding, so that each refusal can say why."""
-    tokens: Json = {"minimum": 1}
+    tokens: Json = {"minimum": 0}
     if config.max_new_tokens is not None:
         tokens["maximum"] = config.max_new_tokens
     return {
         "temperature": {"minimum": 0, "maximum": 2},
-        "top_p": {"exclusiveMinimum": 0, "maximum": 1},
+        "top_p": {"minimum": 0, "maximum": 1},
+        "min_p": {"minimum": 0, "maximum": 1},
+        "repetition_penalty": {"exclusiveMinimum": 0},
+        "presence_penalty": {"minimum": -MAX_PENALTY, "maximum": MAX_PENALTY},
+        "frequency_penalty": {"minimum": -MAX_PENALTY, "maximum": MAX_PENALTY},
+        "logit_bias": {
+            "maxProperties": MAX_BIASED_TOKENS,
+            "propertyNames": {"pattern": "^[0-9]{1,10}$"},
+            "additionalProperties": {"type": "number", "minimum": -MAX_BIAS, "maximum": MAX_BIAS},
+        },
+        "min_tokens": {"minimum": 0},
         "top_k": {"minimum": -1},
         "n": {"minimum": 1, "maximum": config.max_choices},
         "max_tokens": tokens,

@@ -102,7 +102,8 @@ class KeptOutcomes:
             full = self._older if self._older.answers.by_id else self._later
             request_id, data = full.answers.take_oldest()
             whole: Outcome = decode(data, Outcome)
-            full.ends.add(request_id, encode(msgspec.structs.replace(whole, token_ids=(), logprobs=None, outputs=None)))
+            bare = msgspec.structs.replace(whole, token_ids=(), logprobs=None, outputs=None, prompt_logprobs=None)
+            full.ends.add(request_id, encode(bare))
             self.answers_dropped += whole.reason in COMPLETED
         while self._older.ends.size + self._later.ends.size > self._ends_bytes:
             (self._older if self._older.ends.by_id else self._later).ends.take_oldest()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from greenroom.core.errors import Conflict
 from greenroom.core.generation import Event, Finished, FinishReason, Token
-from greenroom.core.logprobs import unpack_tokens
+from greenroom.core.logprobs import unpack, unpack_tokens
 from greenroom.core.messages import Outcome
 from greenroom.gateway.errors import ApiError
 from greenroom.gateway.pipeline.idempotency_outcomes import COMPLETED, KeptOutcomes
@@ -209,6 +209,7 @@ class InFlightRequests:
 
 
 def _finished(outcome: Outcome, error: str | None = None) -> Finished:
+    asked = outcome.prompt_logprobs
     return Finished(
         outcome.reason if error is None else FinishReason.FAILED,
         outcome.prompt_tokens,
@@ -218,6 +219,7 @@ def _finished(outcome: Outcome, error: str | None = None) -> Finished:
         outcome.approximated,
         outcome.outputs,
         outcome.invalid,
+        None if asked is None else tuple(unpack(asked, outcome.prompt_tokens - 1)),
     )
 
 

@@ -107,9 +107,11 @@ class ChatCompletionChunk(Struct, kw_only=True):
 
 
 class CompletionLogprobs(Struct, kw_only=True):
+    """One entry a token. Before the first token of a prompt that is echoed there is nothing: it has null."""
+
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
@@ -155,4 +157,32 @@ class Condition(Struct, kw_only=True):
     status: Literal["ready", "live"]
 
 
-REPLIES = (ErrorBody, ChatCompletion, ChatCompletionChunk, TextCompletion, Model, ModelList, Condition)
+class Tokenized(Struct, kw_only=True):
+    """``token_strs``: the tokens as the vocabulary writes them, where they were asked for."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Detokenized(Struct, kw_only=True):
+    prompt: str
+
+
+class Version(Struct, kw_only=True):
+    version: str
+
+
+REPLIES = (
+    ErrorBody,
+    ChatCompletion,
+    ChatCompletionChunk,
+    TextCompletion,
+    Model,
+    ModelList,
+    Condition,
+    Tokenized,
+    Detokenized,
+    Version,
+)

@@ -9,8 +9,8 @@ from typing import Protocol
 
 from msgspec import UNSET, Struct, UnsetType
 
-from greenroom.core.generation import FinishReason
-from greenroom.gateway.replies.choices import Delta, TokenRecord
+from greenroom.core.generation import FinishReason, TokenLogprobs
+from greenroom.gateway.replies.choices import Delta
 from greenroom.gateway.replies.reply_bodies import (
     AlternativeToken,
     ChatChoice,
@@ -27,6 +27,7 @@ from greenroom.gateway.replies.reply_bodies import (
     TextCompletion,
     Usage,
 )
+from greenroom.gateway.replies.token_records import TokenRecord
 from greenroom.text import Tokenizer
 
 _LEAST_LOGPROB = -9999.0  # JSON has no infinity
@@ -204,6 +205,7 @@ class ChatWriter:
         return ChatLogprobs(content=[self._chosen(record) for record in records], refusal=None)
 
     def _chosen(self, record: TokenRecord) -> ChosenToken:
+        assert record.logprobs is not None, "a chat has no echo"
         raw = self._tokenizer.token_bytes(record.token_id)
         return ChosenToken(
             token=token_text(raw),
@@ -278,17 +280,18 @@ class CompletionWriter:
         )
 
     def _logprobs_of(self, records: Sequence[TokenRecord]) -> CompletionLogprobs:
+        pairs = [(record.token_id, record.logprobs) for record in records]
         return CompletionLogprobs(
             tokens=[self._text(record.token_id) for record in records],
-            token_logprobs=[_finite(record.logprobs.chosen) for record in records],
-            top_logprobs=[self._top(record) for record in records],
+            token_logprobs=[None if own is None else _finite(own.chosen) for _, own in pairs],
+            top_logprobs=[None if own is None else self._top(token_id, own) for token_id, own in pairs],
             text_offset=[record.offset for record in records],
         )
 
-    def _top(self, record: TokenRecord) -> dict[str, float]:
+    def _top(self, chosen: int, logprobs: TokenLogprobs) -> dict[str, float]:
         """The most likely tokens by their text, best first, and the chosen one in any case."""
         top: dict[str, float] = {}
-        for token_id, logprob in (*record.logprobs.top, (record.token_id, record.logprobs.chosen)):
+        for token_id, logprob in (*logprobs.top, (chosen, logprobs.chosen)):
             top.setdefault(self._text(token_id), _finite(logprob))
         return top
 

@@ -18,34 +18,32 @@ from greenroom.core.errors import InvalidRequest
 
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Body = TypeVar("Body", bound="GenerationBody")
+T = TypeVar("T", bound=Struct)
 
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "audio": (),
     "best_of": (1,),
-    "echo": (False,),
-    "frequency_penalty": (0,),
     "function_call": ("none",),
     "functions": ([],),
     "length_penalty": (1,),
-    "logit_bias": ({},),
-    "min_p": (0,),
-    "min_tokens": (0,),
     "modalities": (["text"],),
     "moderation": (),
     "parallel_tool_calls": (True, False),
     "prediction": (),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "suffix": ("",),
     "tool_choice": ("none",),
-    "tools": ([],),
     "use_beam_search": (False,),
     "web_search_options": (),
 }
 """Fields that are not supported, with the values that ask for nothing. Null always asks for nothing."""
+
+NEUTRAL_IN_CHAT: Mapping[str, tuple[object, ...]] = {
+    "echo": (False,),
+}
+"""Those that are supported in completions alone."""
 
 NEUTRAL_IN_MESSAGE: Mapping[str, tuple[object, ...]] = {
     "annotations": ([],),
@@ -125,6 +123,9 @@ class GenerationBody(Struct, forbid_unknown_fields=True, kw_only=True):
     n: Int64 | None = None
     temperature: float | None = None
     top_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
     seed: Int64 | None = None
     stop: str | list[str] | None = None
     max_tokens: Int64 | None = None
@@ -134,6 +135,9 @@ class GenerationBody(Struct, forbid_unknown_fields=True, kw_only=True):
     safety_identifier: str | None = None
     # not OpenAI's, but vLLM's
     top_k: Int64 | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: Int64 | None = None
     ignore_eos: bool | None = None
     stop_token_ids: list[Int64] | None = None
     include_stop_str_in_output: bool | None = None
@@ -153,13 +157,7 @@ class GenerationBody(Struct, forbid_unknown_fields=True, kw_only=True):
     store: Any = None
     verbosity: Any = None
     # neutral only, in both
-    frequency_penalty: Any = None
     length_penalty: Any = None
-    logit_bias: Any = None
-    min_p: Any = None
-    min_tokens: Any = None
-    presence_penalty: Any = None
-    repetition_penalty: Any = None
     response_format: Any = None
     skip_special_tokens: Any = None
     spaces_between_special_tokens: Any = None
@@ -177,6 +175,7 @@ class ChatBody(GenerationBody, forbid_unknown_fields=True, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
     audio: Any = None
     echo: Any = None
     function_call: Any = None
@@ -186,7 +185,6 @@ class ChatBody(GenerationBody, forbid_unknown_fields=True, kw_only=True):
     parallel_tool_calls: Any = None
     prediction: Any = None
     tool_choice: Any = None
-    tools: Any = None
     web_search_options: Any = None
 
 
@@ -195,8 +193,8 @@ class CompletionBody(GenerationBody, forbid_unknown_fields=True, kw_only=True):
 
     prompt: str | list[int | str | list[Int64]]
     logprobs: Int64 | None = None
+    echo: bool | None = None
     best_of: Any = None
-    echo: Any = None
     suffix: Any = None
 
 
@@ -212,8 +210,26 @@ _NAMED = re.compile(r"(?:unknown|required) field `([^`]*)`")
 
 def decode_body(raw: bytes, kind: type[Body]) -> Body:
     """The body as ``kind``. Raises InvalidRequest, naming the field at fault."""
+    body: Body = decode_json(raw, _DECODERS[kind], kind)
+    refuse_unsupported(body, NEUTRAL)
+    if isinstance(body, ChatBody):
+        refuse_unsupported(body, NEUTRAL_IN_CHAT)
+        if body.tools and body.tool_choice != "none":
+            raise InvalidRequest(
+                'tools is not supported, since none can be called; leave it out or send tool_choice "none" with it: '
+                "then the chat template is told of them",
+                param="tools",
+                code="unsupported_field",
+            )
+    if body.stream_options is not None:
+        refuse_unsupported(body.stream_options, NEUTRAL_IN_STREAM_OPTIONS, "stream_options.")
+    return body
+
+
+def decode_json(raw: bytes, decoder: msgspec.json.Decoder[T], kind: type[T]) -> T:
+    """The JSON in ``raw`` as ``kind``. Raises InvalidRequest, naming the field at fault."""
     try:
-        body: Body = _DECODERS[kind].decode(raw)
+        return decoder.decode(raw)
     except msgspec.ValidationError as error:
         raise not_valid(raw, kind, str(error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -221,10 +237,6 @@ def decode_body(raw: bytes, kind: type[Body]) -> Body:
         raise InvalidRequest(f"the body is not valid JSON: {what}", code="invalid_json") from error
     except RecursionError as error:
         raise InvalidRequest("the body is nested too deeply", code="invalid_json") from error
-    refuse_unsupported(body, NEUTRAL)
-    if body.stream_options is not None:
-        refuse_unsupported(body.stream_options, NEUTRAL_IN_STREAM_OPTIONS, "stream_options.")
-    return body
 
 
 def _lone_surrogate(raw: bytes) -> str | None:

@@ -35,10 +35,20 @@ def rendered_chat(body: ChatBody, template: ChatTemplate) -> tuple[str, str]:
         )
     messages = [_message(message, place, template) for place, message in enumerate(body.messages)]
     variables = _variables(body, template)
+    if body.tools and not template.reads_tools:
+        raise InvalidRequest(
+            "tools is not supported: the model's chat template does not use it; leave it out",
+            param="tools",
+            code="unsupported_field",
+        )
 
     def render(talk: Sequence[Mapping[str, Any]]) -> str:
         return template.render(
-            talk, add_generation_prompt=prompts_reply, continue_final_message=continues, variables=variables
+            talk,
+            add_generation_prompt=prompts_reply,
+            continue_final_message=continues,
+            variables=variables,
+            tools=body.tools or None,
         )
 
     rendered = render(messages)

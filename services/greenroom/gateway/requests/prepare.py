@@ -12,15 +12,17 @@ from greenroom.core.errors import InvalidRequest
 from greenroom.core.generation import GenerationRequest, SamplingParams, ServedModel, Slo
 from greenroom.gateway.config import GatewayConfig
 from greenroom.gateway.replies.choices import Job
+from greenroom.gateway.replies.echo import Echo
 from greenroom.gateway.replies.reply_writers import StreamUsage
 from greenroom.gateway.requests.bodies import ChatBody, CompletionBody, GenerationBody, StreamOptions
 from greenroom.gateway.requests.call_headers import CallHeaders
 from greenroom.gateway.requests.chat_template import rendered_chat
 from greenroom.gateway.requests.prompts import Prompt, encoded, prompts_of, words_of
-from greenroom.gateway.requests.sampling_params import sampling_params
+from greenroom.gateway.requests.sampling_params import Logprobs, sampling_params
 from greenroom.gateway.requests.slo_priority_timeout import priority_of, slo_of, timeout_of
 from greenroom.gateway.requests.token_limits import Length, within_context, within_limits
 from greenroom.text import TextProcessor
+from greenroom.text.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 
 MAX_TASK_TYPE = 64
 DEFAULT_COMPLETION_TOKENS = 16
@@ -39,9 +41,17 @@ class Prepared:
 
 
 def prepare_chat(
-    body: ChatBody, text: TextProcessor, model: ServedModel, *, call: CallHeaders, config: GatewayConfig
+    body: ChatBody,
+    text: TextProcessor,
+    model: ServedModel,
+    *,
+    call: CallHeaders,
+    config: GatewayConfig,
+    defaults: SamplingDefaults = NO_DEFAULTS,
+    prompt_logprobs: int | None = None,
 ) -> Prepared:
-    """Raises InvalidRequest, naming the field."""
+    """``defaults``: of sampling, where the body does not say. ``prompt_logprobs``: see SamplingParams. Raises
+    InvalidRequest, naming the field."""
     rendered, words = rendered_chat(body, text.chat)
     prompt = Prompt(
         encoded(rendered, text.tokenizer, model, config, "messages", special=bool(body.add_special_tokens)),
@@ -56,7 +66,8 @@ def prepare_chat(
         raise InvalidRequest("max_completion_tokens and max_tokens differ; send one of them", param="max_tokens")
     field = "max_completion_tokens" if body.max_completion_tokens is not None else "max_tokens"
     length = Length(limit, field, said=limit is not None)
-    return _prepared(body, [prompt], "messages", logprobs, length, text, model, call, config)
+    asked = Logprobs(logprobs, prompt_logprobs)
+    return _prepared(body, [prompt], "messages", asked, length, text, model, call, config, defaults)
 
 
 def prepare_completion(
@@ -66,10 +77,13 @@ def prepare_completion(
     *,
     call: CallHeaders,
     config: GatewayConfig,
+    defaults: SamplingDefaults = NO_DEFAULTS,
+    prompt_logprobs: int | None = None,
     default_tokens: int | None = DEFAULT_COMPLETION_TOKENS,
 ) -> Prepared:
-    """``default_tokens``: how many are generated where the body does not say; None: up to the end of the context.
-    Raises InvalidRequest, naming the field."""
+    """``defaults``: of sampling, where the body does not say. ``prompt_logprobs``: see SamplingParams; with ``echo`` as
+    many as ``logprobs``. ``default_tokens``: how many are generated where the body does not say; None: up to the end of
+    the context. Raises InvalidRequest, naming the field."""
     prompts = prompts_of(body.prompt)
     if len(prompts) > config.max_choices:
         raise InvalidRequest(
@@ -91,25 +105,29 @@ def prepare_completion(
         room = model.max_model_len - max((len(prompt.ids) for prompt in tokenised), default=0)
         limit = min(default_tokens, room) if room > 0 else None
     length = Length(limit, "max_tokens", said=body.max_tokens is not None)
-    return _prepared(body, tokenised, "prompt", body.logprobs, length, text, model, call, config)
+    logprobs = Logprobs(body.logprobs, body.logprobs if body.echo else prompt_logprobs)
+    echoes = [Echo.of(prompt.words, prompt.ids, text.tokenizer) for prompt in tokenised] if body.echo else None
+    return _prepared(body, tokenised, "prompt", logprobs, length, text, model, call, config, defaults, echoes)
 
 
 def _prepared(
     body: GenerationBody,
     prompts: Sequence[Prompt],
     prompt_field: str,
-    logprobs: int | None,
+    logprobs: Logprobs,
     length: Length,
     text: TextProcessor,
     model: ServedModel,
     call: CallHeaders,
     config: GatewayConfig,
+    defaults: SamplingDefaults,
+    echoes: Sequence[Echo] | None = None,
 ) -> Prepared:
     n = 1 if body.n is None else body.n
     if not 1 <= n * len(prompts) <= config.max_choices:
         raise InvalidRequest(f"n must be at least 1, and n times the prompts at most {config.max_choices}", param="n")
-    if length.limit is not None and length.limit < 1:
-        raise InvalidRequest(f"{length.field} must be at least 1, not {length.limit}", param=length.field)
+    if length.limit is not None and length.limit < 0:
+        raise InvalidRequest(f"{length.field} must be at least 0, not {length.limit}", param=length.field)
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options is for stream: true only", param="stream_options")
     if body.task_type is not None and not 1 <= len(body.task_type) <= MAX_TASK_TYPE:
@@ -122,11 +140,12 @@ def _prepared(
     keep_stop = bool(body.include_stop_str_in_output)
     words = [words_of(prompt, text.tokenizer) for prompt in prompts]
     asked = [
-        (prompt, sampling_params(body, logprobs, tokens, model, choice))
+        (prompt, sampling_params(body, logprobs, tokens, model, choice, defaults))
         for prompt, tokens in zip(prompts, allowed, strict=True)
         for choice in range(n)
     ]
-    digest = _digest(model, body.task_type, keep_stop, slo, priority, asked) if call.keyed else b""
+    echoed = echoes is not None
+    digest = _digest(model, body.task_type, keep_stop, slo, priority, asked, echoed) if call.keyed else b""
     jobs = [
         Job(
             index,
@@ -145,6 +164,7 @@ def _prepared(
             ),
             prompt.behind_text,
             keep_stop,
+            None if echoes is None else echoes[index // n],
         )
         for index, (prompt, sampling) in enumerate(asked)
     ]
@@ -170,6 +190,7 @@ def _digest(
     slo: Slo,
     priority: int,
     asked: Sequence[tuple[Prompt, SamplingParams]],
+    echoed: bool,
 ) -> bytes:
     """Equal for two requests that ask for the same. ``stream``, ``timeout`` and ``user`` are not part of it."""
     meaning = (
@@ -179,5 +200,6 @@ def _digest(
         slo,
         priority,
         [(prompt.ids, prompt.behind_text, sampling) for prompt, sampling in asked],
+        echoed,
     )
     return hashlib.blake2b(msgspec.msgpack.encode(meaning), digest_size=32).digest()

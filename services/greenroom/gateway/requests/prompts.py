@@ -15,7 +15,7 @@ MAX_WORDS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt. ``words``: the text that a task type is found from; None: the decoded ids."""
+    """One prompt. ``words``: its text, which a task type is found from; None: the decoded ids."""
 
     ids: tuple[int, ...]
     behind_text: bool

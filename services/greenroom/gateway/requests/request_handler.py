@@ -37,6 +37,7 @@ from greenroom.gateway.requests.generations import CLOSE_TIMEOUT_S, AnyJob, Asse
 from greenroom.gateway.requests.inferences.prepare_inferences import PreparedInferences
 from greenroom.gateway.requests.prepare import Prepared
 from greenroom.text import TextProcessor
+from greenroom.text.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 
 _INLINE_BYTES = 16 * 1024
 """Bodies up to this size are tokenised on the event loop. It takes about a millisecond, less than a thread's trip."""
@@ -56,6 +57,7 @@ class RequestGenerator(JobGenerator, Protocol):
 
 
 P = TypeVar("P", Prepared, PreparedInferences)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,8 @@ class ActiveCall(Generic[P]):
 
 
 class RequestHandler:
-    """Answers calls from ``generator``. ``tasks`` holds every task that it starts."""
+    """Answers calls from ``generator``. ``tasks`` holds every task that it starts. Raises CorruptCheckpoint where the
+    checkpoint's sampling defaults can not be read."""
 
     def __init__(
         self,
@@ -87,6 +90,9 @@ class RequestHandler:
     ) -> None:
         self.config = config
         self._text = text
+        reads = text is not None and config.generation_config == "auto"
+        self.defaults: SamplingDefaults = text.sampling_defaults() if reads and text is not None else NO_DEFAULTS
+        """Of sampling, for requests that do not say."""
         self._metrics = metrics
         self._admission = admission
         self._generator = generator
@@ -185,7 +191,7 @@ class RequestHandler:
                 running.bytes_kept = True
                 running.at_end.append(held.part(sum(len(one.data) for one in job.request.inputs)).release)
 
-    async def prepare(self, size: int, work: Callable[[], P]) -> P:
+    async def prepare(self, size: int, work: Callable[[], T]) -> T:
         """Runs ``work`` and returns its result. A body of more than a few kB (``size``, in bytes) is prepared in a
         thread, so that it does not hold up the event loop."""
         if size <= _INLINE_BYTES:

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from greenroom.core.errors import InvalidConfig
 from greenroom.policies.batching.batch_policy import BatchLimits
 
+SCORED_ROWS = 16
+"""So many rows of a forward may want logits, however few requests run: a prompt that is scored wants one for each."""
+
 
 @dataclass(frozen=True, slots=True)
 class BatchConfig:
@@ -35,6 +38,11 @@ class BatchConfig:
             raise InvalidConfig("max_model_len", self.max_model_len, "at least 2: one token in, one out")
         self.limits(self.kv_budget_bytes)
 
+    @property
+    def logit_rows(self) -> int:
+        """The most rows of a forward whose logits are computed."""
+        return most_logit_rows(self.tokens_per_step, self.max_running)
+
     def limits(self, kv_total: int) -> BatchLimits:
         return BatchLimits(
             self.tokens_per_step,
@@ -44,3 +52,8 @@ class BatchConfig:
             self.rows_per_forward,
             self.plans_rounds,
         )
+
+
+def most_logit_rows(step_rows: int, max_running: int) -> int:
+    """Of a forward with ``step_rows`` rows: one for each running request, or enough to score a prompt by."""
+    return min(step_rows, max(max_running, SCORED_ROWS))

@@ -11,6 +11,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from greenroom.moe.batch.batch_config import BatchConfig
 from greenroom.moe.batch.batch_stats import BatchStats
 from greenroom.moe.batch.device_sampling import sample_together
 from greenroom.moe.batch.kv_needs import KVNeeds
+from greenroom.moe.batch.prompt_logprobs import scored_parts
 from greenroom.moe.batch.queue_description import QueueDescription
 from greenroom.moe.batch.request_limits import RequestLimits
 from greenroom.moe.batch.sampling import SampledToken
@@ -34,6 +36,7 @@ from greenroom.moe.batch.sequence_observer import SequenceObserver
 from greenroom.moe.batch.step_meter import ExpertMoves, StepMeter
 from greenroom.moe.batch.step_paths import Part, StepPaths
 from greenroom.moe.forward.ragged_model import RaggedModel
+from greenroom.moe.kernels.device_copies import to_device
 from greenroom.policies.base.answer_lengths import AnswerLengths
 from greenroom.policies.base.array_types import Scores
 from greenroom.policies.base.events import Phase, SequenceEnd
@@ -105,6 +108,7 @@ class BatchEngine:
         self.stats = BatchStats(kv_budget_bytes=config.kv_budget_bytes)
         self.waiting: dict[int, Sequence] = {}
         self.running: dict[int, Sequence] = {}
+        self._scoring: set[int] = set()  # of the running ones, those whose prompts are being scored
         self.on_ended = on_ended
         self.between_forwards: Callable[[], None] | None = None
         """Called between two forwards that were planned together."""
@@ -148,14 +152,15 @@ class BatchEngine:
             next(self._numbers),
             request,
             on_event,
-            limit=sampling.max_tokens or self.max_model_len - len(request.prompt_ids),
+            limit=self.max_model_len - len(request.prompt_ids) if sampling.max_tokens is None else sampling.max_tokens,
             eos_token_ids=self._eos_token_ids,
-            checker=self._stop_checkers(sampling.stop) if sampling.stop and self._stop_checkers else None,
+            checker=self._stop_checkers(sampling) if sampling.stop and self._stop_checkers else None,
             now=self._clock(),
         )
 
     def add(self, sequence: Sequence) -> None:
-        """Let it wait for admission. If its prefix has already ended the answer, it ends at once."""
+        """Let it wait for admission. If its prefix has already ended the answer, or there is to be none, it ends at
+        once, unless its prompt is to be scored."""
         sequence.expected_answer = self.needs.answer_tokens(sequence)
         self.waiting[sequence.number] = sequence
         self._described.waits(sequence)
@@ -163,13 +168,15 @@ class BatchEngine:
         if self._observer is not None:
             with self._observed():
                 self._observer.sequence_queued(sequence.info)
-        if sequence.request.prefix:
+        if sequence.request.prefix or sequence.limit == 0:
             try:
                 reason = sequence.settle()
             except Exception as error:
                 self._fail(sequence, error)
                 return
-            if reason is not None:
+            if sequence.settled_end is not None:
+                self._described.waits(sequence)  # fewer rows of it run
+            elif reason is not None:
                 self._end(sequence, reason)
 
     def cancel(self, number: int) -> None:
@@ -204,8 +211,8 @@ class BatchEngine:
             isolated, prefill, decode = stats.isolated_steps, stats.prefill_rows, stats.decode_rows
             self._meter.begin()
             started = self._clock()
-            for sequences, logits in self._run(plan):
-                self._postprocess(sequences, logits)
+            for due, logits in self._run(plan):
+                self._postprocess(self._score(due, logits))
             seconds = self._clock() - started
             stats.steps += 1
             stats.step_seconds += seconds
@@ -243,7 +250,22 @@ class BatchEngine:
         for number in decision.admit:
             if not self._reserve(self.waiting[number]):
                 break  # no later request overtakes it
-        return decision.steps
+        return tuple(map(self._bounded, decision.steps)) if self._scoring else decision.steps
+
+    def _bounded(self, plan: StepPlan) -> StepPlan:
+        """``plan`` with no more rows of logits than there is memory for: prompts that are scored get shorter chunks.
+
+        The policy need not know: it sees what is left of each prompt, as after any step.
+        """
+        room = max(0, self.config.logit_rows - len(plan.rows))
+        bounded = []
+        for rows in plan.rows:
+            sequence = self.running.get(rows.sequence)
+            if sequence is not None and rows.phase is Phase.PREFILL and sequence.scores_left:
+                rows = replace(rows, tokens=min(rows.tokens, 1 + room))
+                room -= rows.tokens - 1
+            bounded.append(rows)
+        return StepPlan(tuple(bounded))
 
     def _growing(self) -> tuple[dict[int, int], int]:
         """What the next row takes of each running sequence that has no room for it; and what all that run are expected
@@ -272,6 +294,7 @@ class BatchEngine:
         log.info("request %s gives up %d rows of KV for others", sequence.request.request_id, kv.length)
         del self.running[number]
         self._full.pop(number, None)
+        self._scoring.discard(number)
         self._paths.end(number)
         sequence.preempt()
         self.kv.release(kv)
@@ -309,6 +332,8 @@ class BatchEngine:
 
     def _start(self, sequence: Sequence) -> None:
         self.running[sequence.number] = self.waiting.pop(sequence.number)
+        if sequence.scores_left:
+            self._scoring.add(sequence.number)
         self._described.runs(sequence)
         if sequence.started_at is None:
             sequence.started_at = self._clock()
@@ -318,8 +343,8 @@ class BatchEngine:
             with self._observed():
                 self._observer.sequence_started(sequence.info)
 
-    def _run(self, plan: StepPlan) -> list[_Due]:
-        """The sequences that are due a token, with their logits.
+    def _run(self, plan: StepPlan) -> list[tuple[_Due, torch.Tensor]]:
+        """The sequences that wanted logits, with these.
 
         If the forward fails, each sequence's rows run alone, and a failure then fails only their request. An expert
         that can not be read, for example, costs only the request that needs it.
@@ -337,7 +362,7 @@ class BatchEngine:
                 return []
             log.warning("a step of %d requests failed, each runs again alone: %s", len(pairs), error)
         self.stats.isolated_steps += 1
-        due = []
+        due: list[tuple[_Due, torch.Tensor]] = []
         start = 0
         for sequence, rows in pairs:
             own = None if paths is None else paths[start : start + rows.tokens]
@@ -361,7 +386,7 @@ class BatchEngine:
             chunks = [_chunk(part.sequence, rows, part.ahead) for part, (_, rows) in zip(parts, pairs, strict=True)]
             self.model.plan([chunk for chunk in chunks if chunk.tokens], paths)
 
-    def _forward(self, pairs: list[tuple[Sequence, Rows]], paths: Scores | None) -> _Due:
+    def _forward(self, pairs: list[tuple[Sequence, Rows]], paths: Scores | None) -> tuple[_Due, torch.Tensor]:
         chunks = [_chunk(sequence, rows) for sequence, rows in pairs]
         logits = self.model.forward(chunks) if paths is None else self.model.forward(chunks, paths)
         if self._picks is not None and (picks := self._picks()) is not None:
@@ -378,9 +403,36 @@ class BatchEngine:
         prefill = sum(len(chunk.tokens) for chunk in chunks if chunk.prefill)
         self.stats.prefill_rows += prefill
         self.stats.decode_rows += sum(len(chunk.tokens) for chunk in chunks) - prefill
-        return [sequence for (sequence, _), chunk in zip(pairs, chunks, strict=True) if chunk.wants_logits], logits
+        return [
+            (sequence, chunk) for (sequence, _), chunk in zip(pairs, chunks, strict=True) if chunk.wants_logits
+        ], logits
 
-    def _postprocess(self, sequences: list[Sequence], logits: torch.Tensor) -> None:
+    def _score(self, due: _Due, logits: torch.Tensor) -> _Drawn:
+        """Score the prompts' rows among ``logits``. Returns the sequences that are due a token, with their logits.
+
+        A request that has its answer already ends once its prompt is scored.
+        """
+        if not self._scoring:
+            return [sequence for sequence, _ in due], logits
+        drawing: list[Sequence] = []
+        rows: list[int] = []
+        for sequence, part in scored_parts(due):
+            try:
+                sequence.score(part.logprobs(sequence, logits))
+            except Exception as error:
+                self._fail(sequence, error)
+                continue
+            if not sequence.scores_left:
+                self._scoring.discard(sequence.number)
+            if part.samples:
+                drawing.append(sequence)
+                rows.append(part.stop - 1)
+            elif sequence.settled_end is not None and not sequence.scores_left:
+                self._end(sequence, sequence.settled_end)
+        return drawing, logits.index_select(0, to_device(torch.tensor(rows, dtype=torch.int64), logits.device))
+
+    def _postprocess(self, due: _Drawn) -> None:
+        sequences, logits = due
         for sequence, picked in zip(sequences, _sample(sequences, logits), strict=True):
             if isinstance(picked, Exception):
                 self._fail(sequence, picked)
@@ -416,6 +468,7 @@ class BatchEngine:
             del self.running[sequence.number]
         self._described.left(sequence.number)
         self._full.pop(sequence.number, None)
+        self._scoring.discard(sequence.number)
         self._paths.end(sequence.number)
         approximated, prefilled = 0.0, 0
         if sequence.kv is not None:
@@ -435,18 +488,17 @@ class BatchEngine:
             self.on_ended(sequence)
         until = self._clock() if sequence.started_at is None else sequence.started_at
         queued = until - sequence.submitted_at
-        _deliver(
-            sequence,
-            Finished(
-                reason,
-                sequence.prompt_tokens,
-                sequence.generated,
-                error,
-                queued,
-                approximated,
-                prefilled=prefilled,
-            ),
+        finished = Finished(
+            reason,
+            sequence.prompt_tokens,
+            sequence.generated,
+            error,
+            queued,
+            approximated,
+            prefilled=prefilled,
+            prompt_logprobs=None if reason in _ENDS else sequence.prompt_logprobs,
         )
+        _deliver(sequence, finished)
 
     def _learn(self, sequence: Sequence) -> None:
         """How long its answer was. What those that may start next are expected to need may change with it."""
@@ -510,7 +562,11 @@ class BatchEngine:
             self._observer.audit_idle()
 
 
-_Due = tuple[list[Sequence], torch.Tensor]
+_Due = list[tuple[Sequence, Chunk]]
+"""Sequences whose chunks wanted logits."""
+
+_Drawn = tuple[list[Sequence], torch.Tensor]
+"""Sequences that are due a token, each with a row of logits."""
 
 
 def _chunk(sequence: Sequence, rows: Rows, ahead: int = 0) -> Chunk:
@@ -520,12 +576,15 @@ def _chunk(sequence: Sequence, rows: Rows, ahead: int = 0) -> Chunk:
         raise ValueError(f"sequence {sequence.number} has a row in the step and no KV")
     start = kv.length + ahead
     stop = start + rows.tokens
+    first = max(start, sequence.scores_from)
+    scored = first < min(stop, sequence.scored_rows)
     return Chunk(
         sequence.number,
         sequence.tokens[start:stop],
         kv,
         prefill=rows.phase is Phase.PREFILL,
-        wants_logits=stop == len(sequence.tokens),
+        wants_logits=scored or stop == len(sequence.tokens),
+        logit_rows=stop - first if scored else 1,
     )
 
 

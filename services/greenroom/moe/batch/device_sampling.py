@@ -14,7 +14,8 @@ from functools import partial
 import torch
 
 from greenroom.core.generation import TokenLogprobs
-from greenroom.moe.batch.sampling import NUCLEUS_TRY, Draw, InvalidLogits, SampledToken, invalid, uniform
+from greenroom.moe.batch.logit_changes import Draw, InvalidLogits, changed_logits, invalid, invalid_changed
+from greenroom.moe.batch.sampling import NUCLEUS_TRY, SampledToken, uniform
 from greenroom.moe.kernels.device_copies import to_device
 
 
@@ -42,12 +43,16 @@ class _Answers:
 
     def __init__(self, logits: torch.Tensor, draws: Sequence[Draw], width: int) -> None:
         self._draws = draws
-        self.drawing = [row for row, draw in enumerate(draws) if draw.params.temperature != 0]
+        self.drawing = [row for row, draw in enumerate(draws) if not draw.params.greedy]
         self._asking = [row for row, draw in enumerate(draws) if draw.params.logprobs is not None]
         tokens = logits.argmax(dim=-1, keepdim=True)  # a NaN counts as the largest
         self.tensors = {"greedy": torch.cat([tokens.double(), logits.gather(-1, tokens).double()], dim=1)}
+        scores = _scores(logits, draws)
+        if scores is not logits:
+            tokens = scores.argmax(dim=-1, keepdim=True)
+            self.tensors["changed"] = torch.cat([tokens.double(), scores.gather(-1, tokens).double()], dim=1)
         if self.drawing:
-            drawn, more = _draw(logits, [draws[row] for row in self.drawing], self.drawing, width)
+            drawn, more = _draw(scores, [draws[row] for row in self.drawing], self.drawing, width)
             self.tensors["drawn"] = torch.cat([drawn.double(), more.double()], dim=1)
             every = len(self.drawing) == len(draws)
             tokens = drawn if every else tokens.index_copy(0, _numbers(self.drawing, logits.device), drawn)
@@ -64,8 +69,12 @@ class _Answers:
         token, best = found["greedy"][row]
         if (why := invalid(best, draw)) is not None:
             return why
+        if draw.changes_logits:
+            token, best = found["changed"][row]
+            if (why := invalid_changed(best, draw)) is not None:
+                return why
         top = draw.params.logprobs
-        if draw.params.temperature != 0:
+        if not draw.params.greedy:
             token = found["drawn"][self.drawing.index(row)][0]
         if top is None:
             return SampledToken(int(token))
@@ -77,6 +86,17 @@ class _Answers:
         ids, values = both[: len(both) // 2], both[len(both) // 2 :]
         pairs = tuple((int(one), value) for one, value in zip(ids, values, strict=True))
         return SampledToken(int(token), TokenLogprobs(chosen, pairs))
+
+
+def _scores(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+    """What tokens are picked by: the logits, with the changes that some of the rows ask for."""
+    rows = [row for row, draw in enumerate(draws) if draw.changes_logits]
+    if not rows:
+        return logits
+    changed = changed_logits(_rows(logits, rows), [draws[row] for row in rows])
+    if len(rows) == len(draws):
+        return changed
+    return logits.float().index_copy(0, _numbers(rows, logits.device), changed)
 
 
 def _look(answers: Sequence[Mapping[str, torch.Tensor]]) -> list[_Found]:
@@ -111,9 +131,10 @@ def _draw(
     cut = [n for n, draw in enumerate(draws) if draw.params.top_p < 1 or 0 < draw.params.top_k < vocabulary]
     whole = sorted(set(range(len(draws))) - set(cut))
     knobs = to_device(torch.tensor([_knobs(draw, vocabulary) for draw in draws], dtype=torch.float64), logits.device)
+    from_all = partial(_draw_from_all, any(draws[n].params.min_p > 0 for n in whole))
     chosen = [
         function(_rows(logits, [rows[n] for n in group]), _rows(knobs, group))
-        for group, function in ((whole, _draw_from_all), (cut, partial(_draw_from_likeliest, draws, cut, width)))
+        for group, function in ((whole, from_all), (cut, partial(_draw_from_likeliest, draws, cut, width)))
         if group
     ]
     if len(chosen) == 1:
@@ -126,25 +147,34 @@ def _draw(
 def _knobs(draw: Draw, vocabulary: int) -> tuple[float, ...]:
     params = draw.params
     top_k = params.top_k if 0 < params.top_k < vocabulary else vocabulary
-    return params.temperature, uniform(draw.key, draw.position), top_k, params.top_p
+    return params.temperature, uniform(draw.key, draw.position), top_k, params.top_p, params.min_p
 
 
 def _weights(logits: torch.Tensor, largest: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
     return logits.double().sub_(largest).div_(temperature).exp_()
 
 
-def _draw_from_all(logits: torch.Tensor, knobs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    temperature, number = knobs[:, 0:1], knobs[:, 1:2]
-    below = _weights(logits, logits.amax(dim=1, keepdim=True), temperature).cumsum_(1)
-    tokens = torch.searchsorted(below, below[:, -1:] * number, right=True).clamp_(max=logits.shape[1] - 1)
+def _draw_from_all(min_p_asked: bool, logits: torch.Tensor, knobs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    temperature, number, min_p = knobs[:, 0:1], knobs[:, 1:2], knobs[:, 4:5]
+    weights = _weights(logits, logits.amax(dim=1, keepdim=True), temperature)
+    if min_p_asked:
+        weights.masked_fill_(weights < min_p, 0)
+    tokens = _drawn(weights.cumsum_(1), number)
     return tokens, torch.zeros_like(tokens)
+
+
+def _drawn(below: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
+    """The inverse of the distribution functions ``below[m, n]`` at ``number[m, 1]``, as places ``[m, 1]``."""
+    places = torch.searchsorted(below, below[:, -1:] * number, right=True)
+    last = torch.searchsorted(below, below[:, -1:].contiguous())  # only excluded tokens follow
+    return torch.minimum(places, last).clamp_(max=below.shape[1] - 1)
 
 
 def _draw_from_likeliest(
     draws: Sequence[Draw], cut: Sequence[int], width: int, logits: torch.Tensor, knobs: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw from the tokens that top-k and then top-p leave of the ``width`` likeliest."""
-    temperature, number, top_k, top_p = (knobs[:, n : n + 1] for n in range(4))
+    """Draw from the tokens that top-k, then top-p, then min-p leave of the ``width`` likeliest."""
+    temperature, number, top_k, top_p, min_p = (knobs[:, n : n + 1] for n in range(5))
     vocabulary = logits.shape[1]
     width = min(width, vocabulary)
     values, ids = logits.topk(width, dim=1)
@@ -166,9 +196,7 @@ def _draw_from_likeliest(
         open_ended = (top_p < 1) & ~limited & ((weights.sum(dim=1, keepdim=True) < share) | (weights[:, -1:] >= edge))
         more = more | open_ended
         weights = weights.masked_fill_((weights < edge) & (top_p < 1), 0)
+    weights.masked_fill_(weights < min_p, 0)
     ids, order = ids.sort(dim=1)
-    below = weights.gather(1, order).cumsum_(1)
-    place = torch.searchsorted(below, below[:, -1:] * number, right=True)
-    last = torch.searchsorted(below, below[:, -1:].contiguous())  # only excluded tokens follow
-    place = torch.minimum(place, last).clamp_(max=width - 1)
+    place = _drawn(weights.gather(1, order).cumsum_(1), number)
     return ids.gather(1, place), (more & (width < vocabulary)).long()

@@ -36,7 +36,9 @@ class RequestLimits:
                 raise InvalidRequest(
                     "the prefix holds the answer's tokens from index 0 on, without gap", param="prefix"
                 )
-        total = prompt + (sampling.max_tokens or 1)
+        if sampling.logit_bias:
+            self._check_ids([token_id for token_id, _ in sampling.logit_bias], "logit_bias")
+        total = prompt + (1 if sampling.max_tokens is None else sampling.max_tokens)
         if total > self.max_model_len:
             asked = "1 for the answer" if sampling.max_tokens is None else f"max_tokens={sampling.max_tokens}"
             raise InvalidRequest(

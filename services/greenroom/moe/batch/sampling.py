@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -11,24 +10,11 @@ from typing import Final
 import numpy as np
 import torch
 
-from greenroom.core.errors import GreenroomError
 from greenroom.core.generation import SamplingParams, TokenLogprobs
+from greenroom.moe.batch.logit_changes import Draw, InvalidLogits, changed_logits, invalid, invalid_changed
 
 NUCLEUS_TRY: Final = 512
 """How many of the likeliest tokens are sorted first. Few nuclei need more."""
-
-
-class InvalidLogits(GreenroomError):
-    """The model computed no usable logits for a request's row (a NaN, or no finite maximum)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Draw:
-    """How one row's token is sampled. ``position``: how many tokens precede it, prompt included."""
-
-    params: SamplingParams
-    key: int
-    position: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +44,9 @@ def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[SampledToken | I
     """A token for each row of ``logits[n, vocabulary]``, or the reason why a row has none.
 
     Greedy rows take the largest logit, and of equal ones the lowest token id, as transformers does. Other rows draw
-    from the softmax of logits / temperature, without the tokens that top-k and then top-p exclude. A row's token does
-    not depend on other rows. For logits in RAM; ``device_sampling`` gives the same tokens on a device.
+    from the softmax of logits / temperature, without the tokens that top-k, then top-p, then min-p exclude. Before all
+    of this logits are changed as ``logit_changes`` says. A row's token does not depend on other rows. For logits in
+    RAM; ``device_sampling`` gives the same tokens on a device.
     """
     tokens = logits.argmax(dim=-1, keepdim=True)  # a NaN counts as the largest
     best: list[float] = logits.gather(-1, tokens).squeeze(-1).tolist()
@@ -71,18 +58,15 @@ def _pick(logits: torch.Tensor, number: int, draw: Draw, greedy: int, best: floa
     if (why := invalid(best, draw)) is not None:
         return why
     params = draw.params
-    if params.temperature == 0 and params.logprobs is None:
-        return SampledToken(greedy)
     row = logits[number]
-    token = greedy if params.temperature == 0 else _draw(row, params, uniform(draw.key, draw.position))
+    scores = row
+    if draw.changes_logits:
+        scores = changed_logits(row[None], [draw])[0]
+        greedy = int(scores.argmax())
+        if (why := invalid_changed(float(scores[greedy]), draw)) is not None:
+            return why
+    token = greedy if params.greedy else _draw(scores, params, uniform(draw.key, draw.position))
     return SampledToken(token, None if params.logprobs is None else _logprobs(row, token, params.logprobs))
-
-
-def invalid(best: float, draw: Draw) -> InvalidLogits | None:
-    """Why no token can be sampled from a row whose largest logit is ``best``. None: one can."""
-    if math.isfinite(best):
-        return None
-    return InvalidLogits(f"the model computed {best} as the largest logit of token {draw.position}")
 
 
 def _draw(row: torch.Tensor, params: SamplingParams, number: float) -> int:
@@ -98,13 +82,14 @@ def _draw(row: torch.Tensor, params: SamplingParams, number: float) -> int:
         ids = (weights >= least).nonzero().squeeze(-1)
         weights = weights[ids]
     weights = ((weights - weights.max()) / params.temperature).exp_()
-    if params.top_p < 1:
-        kept = (weights >= _nucleus_edge(weights, params.top_p)).nonzero().squeeze(-1)
+    if params.top_p < 1 or params.min_p > 0:
+        edge = _nucleus_edge(weights, params.top_p) if params.top_p < 1 else weights.new_zeros(())
+        kept = (weights >= edge.clamp(min=params.min_p)).nonzero().squeeze(-1)  # the largest weight is 1
         weights = weights[kept]
         ids = kept if ids is None else ids[kept]
     below = weights.cumsum(0)
     drawn = int(torch.searchsorted(below, below[-1] * number, right=True))
-    drawn = min(drawn, len(below) - 1)
+    drawn = min(drawn, int(torch.searchsorted(below, below[-1])))  # only tokens of no probability follow
     return drawn if ids is None else int(ids[drawn])
 
 

@@ -13,6 +13,7 @@ from greenroom.core.model_profile import ModelProfile
 from greenroom.experts.held_outputs import most_held
 from greenroom.experts.pack.layout import PackManifest
 from greenroom.moe.attention.ragged_attention import holds_scores, packs_keys, rows_at_once
+from greenroom.moe.batch.batch_config import most_logit_rows
 from greenroom.moe.forward.ragged_model import RaggedModel
 from greenroom.policies.base.events import UNKNOWN_TASK
 from greenroom.policies.expertflow.policy import PATHS
@@ -122,7 +123,7 @@ def workspace_bytes(text: Any, manifest: PackManifest, ragged: RaggedModel, conf
     numbers = (
         (rows * 12 + contribution_rows(manifest, config)) * text.hidden_size
         + rows * widest * 3
-        + min(rows, config.max_running) * ragged.vocab_size * 6
+        + most_logit_rows(rows, config.max_running) * ragged.vocab_size * 6
     )
     return int(numbers) * _FLOAT32 + ALLOCATOR_SLACK
 

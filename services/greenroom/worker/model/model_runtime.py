@@ -288,7 +288,7 @@ class ModelRuntime:
             batch,
             policy,
             eos_token_ids=loaded.eos_token_ids,
-            stop_checkers=lambda stops: StopChecker(self.text.tokenizer, stops),
+            stop_checkers=lambda params: StopChecker(self.text.tokenizer, params.stop, params.min_tokens),
             observer=self.experts,
             moves=EngineMoves(self.experts, self.link),
             paths=paths,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from greenroom.core.generation import Finished, GenerationRequest, Token
-from greenroom.core.logprobs import pack_logprobs
+from greenroom.core.logprobs import pack, pack_logprobs
 from greenroom.core.messages import Request, Task
 from greenroom.fabric.wire import to_run_result
 from greenroom.v1 import worker_pb2
@@ -62,5 +62,6 @@ def reported(finished: Finished, tokens: Sequence[Token]) -> worker_pb2.RunRespo
         finished.approximated,
         outputs=finished.outputs,
         invalid=finished.invalid,
+        prompt_logprobs=pack(finished.prompt_logprobs or ()),
     )
     return worker_pb2.RunResponse(result=result)

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from greenroom.gateway import Gateway, GatewayConfig
 from greenroom.gateway.doors.keys import KeyFile, write_keys
 from greenroom.gateway.http.openapi import openapi
-from greenroom.gateway.requests.bodies import NEUTRAL, NEUTRAL_IN_MESSAGE, ChatBody, CompletionBody
+from greenroom.gateway.requests.bodies import NEUTRAL, NEUTRAL_IN_CHAT, NEUTRAL_IN_MESSAGE, ChatBody, CompletionBody
 from greenroom.text import TextProcessor
 from tests import small_tokenizers
 from tests.scripted_generator import ScriptedGenerator
@@ -57,7 +57,9 @@ def test_every_field_of_the_bodies_is_there(config: GatewayConfig) -> None:
 
 def test_what_is_not_supported_has_only_its_neutral_values(config: GatewayConfig) -> None:
     schemas = openapi(config)["components"]["schemas"]
-    assert schemas["ChatBody"]["properties"]["tools"]["enum"] == [None, *NEUTRAL["tools"]]
+    assert schemas["ChatBody"]["properties"]["functions"]["enum"] == [None, *NEUTRAL["functions"]]
+    assert schemas["ChatBody"]["properties"]["echo"]["enum"] == [None, *NEUTRAL_IN_CHAT["echo"]]
+    assert "enum" not in schemas["CompletionBody"]["properties"]["echo"]
     assert schemas["CompletionBody"]["properties"]["best_of"]["enum"] == [None, 1]
     assert schemas["Message"]["properties"]["tool_calls"]["enum"] == [None, *NEUTRAL_IN_MESSAGE["tool_calls"]]
 
@@ -78,7 +80,8 @@ def test_what_needs_a_key(config: GatewayConfig) -> None:
         return
     of_a_model = ("/v2/models/{name}", "/v2/models/{name}/versions/{version}")
     assert with_key == {
-        "post /v1/chat/completions", "post /v1/completions", "get /v1/models", "get /v1/models/{id}", "get /metrics",
+        "post /v1/chat/completions", "post /v1/completions", "post /tokenize", "post /detokenize",
+        "get /v1/models", "get /v1/models/{id}", "get /metrics",
         "get /v2", *(f"get {path}{end}" for path in of_a_model for end in ("", "/ready")),
         *(f"post {path}/infer" for path in of_a_model),
     }  # fmt: skip

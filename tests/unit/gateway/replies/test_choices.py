@@ -167,6 +167,7 @@ def test_the_chosen_token_is_among_the_most_likely(tokenizer: Tokenizer) -> None
     logprobs = writer.part(part).choices[0].logprobs
     assert logprobs is not None
     [top] = logprobs.top_logprobs
+    assert top is not None
     assert list(top.values()) == [-0.5, -2.0]
 
 

@@ -22,6 +22,7 @@ from greenroom.gateway.requests.bodies import (
     HINTS,
     HINTS_IN_MESSAGE,
     NEUTRAL,
+    NEUTRAL_IN_CHAT,
     NEUTRAL_IN_MESSAGE,
     NEUTRAL_IN_STREAM_OPTIONS,
     ChatBody,
@@ -38,21 +39,19 @@ from greenroom.gateway.requests.call_headers import IDEMPOTENCY_HEADER, PRIORITY
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
 COMPLETION: dict[str, Any] = {"model": "m", "prompt": "x"}
 BODIES: dict[type[GenerationBody], dict[str, Any]] = {ChatBody: CHAT, CompletionBody: COMPLETION}
-UNSUPPORTED = [(kind, field) for kind in BODIES for field in sorted(NEUTRAL) if field in kind.__struct_fields__]
+TABLES = {ChatBody: {**NEUTRAL, **NEUTRAL_IN_CHAT}, CompletionBody: NEUTRAL}
+UNSUPPORTED = [
+    (kind, field) for kind, table in TABLES.items() for field in sorted(table) if field in kind.__struct_fields__
+]
 ASKS_FOR_MORE: dict[str, Any] = {
     "best_of": 3,
-    "frequency_penalty": 0.5,
-    "logit_bias": {"7": -100},
-    "min_tokens": 3,
-    "presence_penalty": -0.5,
     "response_format": {"type": "json_object"},
-    "tools": [{"type": "function", "function": {"name": "f"}}],
     "tool_choice": "auto",
     "parallel_tool_calls": "yes",
     "skip_special_tokens": False,
     "spaces_between_special_tokens": False,
-    "min_p": 0.1,
 }
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
 
 
 def decode(kind: type[GenerationBody], body: dict[str, Any]) -> GenerationBody:
@@ -74,7 +73,7 @@ def test_every_field_of_the_installed_openai_package_is_known(theirs: Any, ours:
 
 @pytest.mark.parametrize(("kind", "field"), UNSUPPORTED)
 def test_unsupported_fields_are_taken_at_their_neutral_values_only(kind: type[GenerationBody], field: str) -> None:
-    for value in (None, *NEUTRAL[field]):
+    for value in (None, *TABLES[kind][field]):
         decode(kind, {**BODIES[kind], field: value})
     for value in (ASKS_FOR_MORE.get(field, {"some": "thing"}), "junk", 3, [3]):
         with pytest.raises(InvalidRequest, match=rf"^{field} is not supported; leave it out") as caught:
@@ -91,17 +90,33 @@ def test_the_refusal_says_what_may_be_sent() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("frequency_penalty", False), ("best_of", True), ("echo", 0), ("skip_special_tokens", 1)],
+    [("length_penalty", True), ("best_of", True), ("echo", 0), ("skip_special_tokens", 1)],
 )
 def test_a_boolean_is_no_number(field: str, value: Any) -> None:
-    kind = CompletionBody if field in CompletionBody.__struct_fields__ else ChatBody
+    kind = CompletionBody if field == "best_of" else ChatBody
     with pytest.raises(InvalidRequest, match=f"{field} is not supported"):
         decode(kind, {**BODIES[kind], field: value})
+
+
+@pytest.mark.parametrize("choice", [{}, {"tool_choice": None}, {"tool_choice": "auto"}, {"tool_choice": "required"}])
+def test_tools_that_could_be_called_are_refused_by_name(choice: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match=r"^tool(s|_choice) is not supported") as caught:
+        decode(ChatBody, {**CHAT, "tools": TOOLS, **choice})
+    assert caught.value.code == "unsupported_field"
+    assert caught.value.param == ("tool_choice" if choice.get("tool_choice") else "tools")
+
+
+def test_tools_that_are_not_to_be_called_are_taken() -> None:
+    body = decode(ChatBody, {**CHAT, "tools": TOOLS, "tool_choice": "none"})
+    assert isinstance(body, ChatBody)
+    assert body.tools == TOOLS
+    decode(ChatBody, {**CHAT, "tools": []})
 
 
 def test_every_neutral_field_belongs_to_a_body() -> None:
     known = set(ChatBody.__struct_fields__) | set(CompletionBody.__struct_fields__)
     assert set(NEUTRAL) <= known
+    assert set(NEUTRAL_IN_CHAT) <= set(ChatBody.__struct_fields__)
     assert set(NEUTRAL_IN_MESSAGE) <= set(Message.__struct_fields__)
     assert set(NEUTRAL_IN_STREAM_OPTIONS) <= set(StreamOptions.__struct_fields__)
     assert set(HINTS) <= known
@@ -113,7 +128,7 @@ def test_every_untyped_field_is_a_neutral_one_or_a_hint() -> None:
     """A field declared without a type and forgotten in the tables would be ignored without a word."""
     typed_hints = {"user", "safety_identifier"}
     tables: dict[type[msgspec.Struct], Collection[str]] = {
-        ChatBody: {*NEUTRAL, *HINTS} - typed_hints,
+        ChatBody: {*NEUTRAL, *NEUTRAL_IN_CHAT, *HINTS} - typed_hints,
         CompletionBody: {*NEUTRAL, *HINTS} - typed_hints,
         Message: {*NEUTRAL_IN_MESSAGE, *HINTS_IN_MESSAGE},
         StreamOptions: NEUTRAL_IN_STREAM_OPTIONS,

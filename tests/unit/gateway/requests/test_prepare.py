@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from greenroom.core.errors import InvalidRequest
-from greenroom.core.generation import MAX_SEED, GenerationRequest, ServedModel, Slo
+from greenroom.core.generation import MAX_SEED, GenerationRequest, SamplingParams, ServedModel, Slo
 from greenroom.gateway.config import GatewayConfig
 from greenroom.gateway.doors.doorkeeper import Caller
 from greenroom.gateway.doors.keys import KeyLimits
+from greenroom.gateway.replies.echo import Echo
 from greenroom.gateway.requests.bodies import ChatBody, CompletionBody
 from greenroom.gateway.requests.call_headers import CallHeaders
 from greenroom.gateway.requests.prepare import Prepared, prepare_chat, prepare_completion
 from greenroom.gateway.requests.prompts import MAX_WORDS
 from greenroom.gateway.requests.token_limits import Length, within_limits
 from greenroom.text import TextProcessor
+from greenroom.text.sampling_defaults import SamplingDefaults
 from tests import small_tokenizers
 
 MODEL = ServedModel("m", max_model_len=128, vocab_size=600, eos_token_ids=(4,), created=0)
@@ -88,6 +91,90 @@ def shown(text: TextProcessor, prepared: Prepared) -> str:
 
 def user(content: Any = "hi", **fields: Any) -> dict[str, Any]:
     return {"role": "user", "content": content, **fields}
+
+
+def test_sampling_says_what_the_body_says(text: TextProcessor) -> None:
+    fields: dict[str, Any] = {
+        "temperature": 0.5, "top_p": 0, "top_k": -1, "min_p": 0.25, "presence_penalty": -1, "frequency_penalty": 0.5,
+        "repetition_penalty": 1.25, "logit_bias": {"9": -100, "3": 2.5}, "min_tokens": 2, "max_tokens": 5,
+    }  # fmt: skip
+    for prepared in (chat(text, [user()], **fields), complete(text, "hi", **fields)):
+        assert only(prepared).sampling == SamplingParams(
+            temperature=0.5, top_p=0.0, top_k=0, min_p=0.25, presence_penalty=-1, frequency_penalty=0.5,
+            repetition_penalty=1.25, logit_bias=((3, 2.5), (9, -100.0)), min_tokens=2, max_tokens=5,
+        )  # fmt: skip
+
+
+def test_what_the_body_does_not_say_is_the_checkpoints(text: TextProcessor) -> None:
+    defaults = SamplingDefaults(temperature=0.7, top_p=0.8, top_k=20, min_p=0.1, repetition_penalty=1.05)
+    body = CompletionBody(model="m", prompt="hi")
+    sampling = only(prepare_completion(body, text, MODEL, call=TERMS, config=CONFIG, defaults=defaults)).sampling
+    said = (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p, sampling.repetition_penalty)
+    assert said == (0.7, 0.8, 20, 0.1, 1.05)
+    for top_k in (0, -1):
+        body = CompletionBody(
+            model="m", prompt="hi", temperature=0, top_p=1, top_k=top_k, min_p=0, repetition_penalty=1
+        )
+        prepared = prepare_completion(body, text, MODEL, call=TERMS, config=CONFIG, defaults=defaults)
+        assert only(prepared).sampling == SamplingParams(temperature=0, max_tokens=16)
+
+
+def test_no_tokens_at_all_may_be_asked_for(text: TextProcessor) -> None:
+    assert only(chat(text, [user()], max_tokens=0)).sampling.max_tokens == 0
+    assert only(chat(text, [user()], max_completion_tokens=0)).sampling.max_tokens == 0
+    assert only(complete(text, "hi", max_tokens=0)).sampling.max_tokens == 0
+    whole_context = complete(text, [7] * MODEL.max_model_len, max_tokens=0)
+    assert len(only(whole_context).prompt_ids) == MODEL.max_model_len
+    with pytest.raises(InvalidRequest, match="context length"):
+        complete(text, [7] * (MODEL.max_model_len + 1), max_tokens=0)
+
+
+def test_echo_asks_for_the_prompts_log_probabilities_where_there_are_others(text: TextProcessor) -> None:
+    for logprobs in (None, 3, 0):
+        [job] = complete(text, "hello there", echo=True, logprobs=logprobs).jobs
+        assert job.request.sampling.prompt_logprobs == job.request.sampling.logprobs == logprobs
+        assert job.echo is not None
+        assert job.echo.text == "hello there"
+    [job] = complete(text, "hello there", echo=False, logprobs=3).jobs
+    assert (job.echo, job.request.sampling.prompt_logprobs) == (None, None)
+
+
+def test_the_same_key_with_another_echo_is_another_request(text: TextProcessor) -> None:
+    call = CallHeaders(base="r", keyed=True)
+    plain, echoed = (only(complete(text, "hi", call=call, echo=echo)).digest for echo in (False, True))
+    assert plain != echoed
+
+
+@given(words=st.text(max_size=30))
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_offsets_of_an_echoed_prompt_are_places_in_it(
+    text: TextProcessor, llama_like: TextProcessor, words: str
+) -> None:
+    for processor in (text, llama_like):
+        ids = processor.tokenizer.encode(words, add_special_tokens=True)
+        if not ids:
+            continue
+        echo = Echo.of(words, ids, processor.tokenizer)
+        assert list(echo.offsets) == sorted(echo.offsets)
+        assert len(echo.offsets) == len(ids)
+        assert all(0 <= offset <= len(words) for offset in echo.offsets)
+        assert Echo.of(None, ids, processor.tokenizer).text == processor.tokenizer.decode(ids)
+
+
+TOOLS = [{"type": "function", "function": {"name": "look_up", "parameters": {}}}]
+READS_TOOLS = (
+    "{% if tools %}{% for t in tools %}[{{ t.function.name }}]{% endfor %}{% endif %}" + small_tokenizers.CHATML
+)
+
+
+def test_tools_go_to_templates_that_read_them(text: TextProcessor, tmp_path: Path) -> None:
+    reading = TextProcessor.from_folder(small_tokenizers.write_chat(tmp_path, template=READS_TOOLS))
+    told = chat(reading, [user()], tools=TOOLS, tool_choice="none")
+    assert shown(reading, told).startswith("[look_up]<|im_start|>user")
+    assert shown(reading, chat(reading, [user()], tools=[])) == shown(reading, chat(reading, [user()]))
+    with pytest.raises(InvalidRequest, match="tools is not supported: the model's chat template") as caught:
+        chat(text, [user()], tools=TOOLS, tool_choice="none")
+    assert (caught.value.param, caught.value.code) == ("tools", "unsupported_field")
 
 
 def test_parts_of_text_are_joined_by_lines(text: TextProcessor) -> None:
