@@ -194,8 +194,8 @@ class Finished:
     ``queue_seconds``: how long it waited before it ran; its whole life if it never ran. ``approximated``: of all
     choices of experts for its tokens, one a layer, the share in which the router was kept from its own choice.
     ``outputs``: of an inference that came to its own end. ``invalid``: it failed since it can not be served as it
-    stands. ``prefilled``: rows of its prompt and prefix that went through the model. ``prompt_logprobs``: of the prompt's
-    tokens from the second on, where the request asked for them and came to its own end.
+    stands. ``prefilled``: rows of its prompt and prefix that went through the model. ``prompt_logprobs``: of the
+    prompt's tokens from the second on, where the request asked for them and came to its own end.
     """
 
     reason: FinishReason

@@ -219,7 +219,7 @@ def _finished(outcome: Outcome, error: str | None = None) -> Finished:
         outcome.approximated,
         outcome.outputs,
         outcome.invalid,
-        None if asked is None else tuple(unpack(asked, outcome.prompt_tokens - 1)),
+        prompt_logprobs=None if asked is None else tuple(unpack(asked, outcome.prompt_tokens - 1)),
     )
 
 

@@ -479,7 +479,7 @@ class BatchEngine:
             self.kv.release(sequence.kv)
             sequence.kv = None
         self.stats.finished[reason] += 1
-        if reason in (FinishReason.STOP, FinishReason.LENGTH):
+        if reason in (FinishReason.STOP, FinishReason.LENGTH) and sequence.limit:
             self._learn(sequence)
         if self._observer is not None:
             with self._observed():

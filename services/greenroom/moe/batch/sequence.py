@@ -74,7 +74,8 @@ class Sequence:
         self.tokens = [*request.prompt_ids, *(token.token_id for token in request.prefix)]
         self.settled = len(self.tokens)
         """Tokens that are given when it starts and run: the prompt and the prefix; once preempted, all that it had by
-        then. Of an answer that has ended with its prefix, the tokens whose successors in the prompt are to be scored."""
+        then. Of an answer that has ended with its prefix, the tokens whose successors in the prompt are to be scored.
+        """
         self.settled_end: FinishReason | None = None
         """Why the answer has ended with its prefix, where the prompt is still to be scored."""
         self._prompt_logprobs: list[TokenLogprobs] = []
