@@ -93,6 +93,17 @@ def test_what_is_not_free_is_not_given_and_nothing_has_changed() -> None:
         store.reserve(4, 3)
 
 
+def test_where_no_memory_can_be_had_for_another_one_those_that_are_there_grow() -> None:
+    store = KVStore(PAGED, 1 << 24)
+    kv = store.reserve(4, 40)
+    write(kv, PAGED, 4, 1.0)
+    kv.commit(4)
+    store.short = True
+    assert not store.can_reserve(1)
+    store.grow(kv)
+    assert kv.capacity == 20
+
+
 def test_memory_that_was_touched_serves_the_next_sequence_and_goes_when_nothing_is_left() -> None:
     store = KVStore(PAGED, 1 << 24)
     assert mapped_bytes() == 0

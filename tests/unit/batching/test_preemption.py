@@ -105,6 +105,21 @@ def test_where_all_grow_beyond_what_is_there_the_texts_are_what_they_were() -> N
     assert 0 not in times, "the one admitted longest ago is never preempted"
 
 
+def test_nobody_gives_way_because_the_system_has_no_memory_for_another_one() -> None:
+    d = driver(rows=64 * ROWS, expected=2)
+    running = [d.add(request(f"r{i}", prompt, 60)) for i, prompt in enumerate(prompts(2))]
+    d.step()
+    d.engine.kv.short = True
+    waiting = d.add(request("waiting", (7, 8), 5))
+    for _ in range(40):
+        d.step()
+    assert list(d.engine.waiting) == [waiting.number]
+    d.run()
+    assert d.engine.snapshot().preemptions == 0
+    assert [answer.ids for answer in running] == [continuation(prompt, 60) for prompt in prompts(2)]
+    assert waiting.ids == continuation((7, 8), 5)
+
+
 def test_every_row_runs_once_but_for_those_that_are_counted_as_run_again() -> None:
     model = WideModel()
     d = driver(rows=12 * ROWS, expected=2, model=model)

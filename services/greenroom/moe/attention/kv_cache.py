@@ -161,7 +161,13 @@ class KVStore:
 
     @property
     def free_bytes(self) -> int:
-        return 0 if self.short else self.budget_bytes - self.reserved_bytes
+        """What a new reservation may take."""
+        return 0 if self.short else self.unreserved_bytes
+
+    @property
+    def unreserved_bytes(self) -> int:
+        """What reservations may grow by, also while memory for another one can not be had."""
+        return self.budget_bytes - self.reserved_bytes
 
     @property
     def touched_bytes(self) -> int:
@@ -221,8 +227,9 @@ class KVStore:
         nothing has changed.
         """
         wanted = self.growth_bytes(kv)
-        if wanted > self.free_bytes or kv.capacity >= kv.most:
-            raise ValueError(f"{wanted} more bytes asked for by one of {kv.most} rows at most, {self.free_bytes} free")
+        free = self.unreserved_bytes
+        if wanted > free or kv.capacity >= kv.most:
+            raise ValueError(f"{wanted} more bytes asked for by one of {kv.most} rows at most, {free} free")
         kv.grow()
         self._count(wanted)
 

@@ -230,7 +230,7 @@ class BatchEngine:
         state = BatchState(
             waiting=self._with_waits() if self.policy.reads_waits else described.waiting,
             running=described.running,
-            kv_free=self.kv.free_bytes,
+            kv_free=self.kv.unreserved_bytes,
             limits=self._limits,
             costs=self.costs,
             paths=self._paths.decoding(self.running.values()) if self.policy.reads_paths else None,
@@ -269,13 +269,13 @@ class BatchEngine:
 
     def _growing(self) -> tuple[dict[int, int], int]:
         """What the next row takes of each running sequence that has no room for it; and what all that run are expected
-        to take, these rows at least.
+        to take, these rows at least. All that is left, where memory for another one can not be had.
         """
         growing = {number: self.kv.growth_bytes(sequence.kv) for number, sequence in self._full.items() if sequence.kv}
         expected = self._described.kv_expected
         for number, nbytes in growing.items():
             expected += max(0, nbytes - self._described.expected_of(number))
-        return growing, expected
+        return growing, max(expected, self.kv.unreserved_bytes) if self.kv.short else expected
 
     def _grow(self, plans: tuple[StepPlan, ...]) -> None:
         """Make room for the rows of the plans. Raises ValueError where the policy has planned more than there is."""
