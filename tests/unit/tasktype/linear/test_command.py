@@ -1,4 +1,4 @@
-"""``greenroom weights learn``."""
+"""``greenroom task-weights learn``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from greenroom.cli.weights import weights
+from greenroom.cli.task_weights import task_weights
 from greenroom.core.errors import InvalidConfig
 from greenroom.tasktype import open_extractor
 
@@ -29,7 +29,7 @@ def prompts(tmp_path: Path) -> Path:
 def test_a_file_is_learnt_that_the_extractor_takes(prompts: Path, tmp_path: Path) -> None:
     output = tmp_path / "mine.json"
     given = ["learn", str(prompts), "--output", str(output), "--origin-field", "data_set", "--licence", "mine"]
-    result = CliRunner().invoke(weights, given, catch_exceptions=False)
+    result = CliRunner().invoke(task_weights, given, catch_exceptions=False)
     report = json.loads(result.stdout)
     assert set(report["left_out"]["by_origin"]) == {"set 0", "set 1"}
     assert report["left_out"]["task_accuracy_unseen"] == 1.0
@@ -42,4 +42,4 @@ def test_a_file_is_learnt_that_the_extractor_takes(prompts: Path, tmp_path: Path
 def test_a_folder_that_is_not_there_is_named_before_anything_is_learnt(prompts: Path, tmp_path: Path) -> None:
     given = ["learn", str(prompts), "--output", str(tmp_path / "absent" / "mine.json")]
     with pytest.raises(InvalidConfig, match="absent"):
-        CliRunner().invoke(weights, given, catch_exceptions=False)
+        CliRunner().invoke(task_weights, given, catch_exceptions=False)
