@@ -88,7 +88,7 @@ bench-peers: $(STAMP) $(PEERS_STAMP) ## Beside llama.cpp, resident and at a thir
 WEIGHTS_ABOUT := prompts of P3/T0 and of user-oriented tasks as collected in yizhongw/self-instruct, of Spec-Bench and of FastChat vicuna_bench
 task-weights: $(STAMP) ## Learn the shipped weights of task types anew (minutes; GREENROOM_DATA: the folder with prompts/task-types.jsonl)
 	$(BIN)/python -m benchmarks.tasktype --write-labelled build/labelled.jsonl
-	$(BIN)/greenroom weights learn build/labelled.jsonl --output services/greenroom/tasktype/linear/default_weights.json --about '$(WEIGHTS_ABOUT)' --licence 'Apache-2.0'
+	$(BIN)/greenroom task-weights learn build/labelled.jsonl --output services/greenroom/tasktype/linear/default_weights.json --about '$(WEIGHTS_ABOUT)' --licence 'Apache-2.0'
 
 bench-pipeline: $(STAMP) ## What Kafka, gRPC and the services add to the engine (about a quarter of an hour; Java and Maven)
 	$(BIN)/python -m benchmarks.pipeline

@@ -48,7 +48,7 @@ AIM: Final = 0.65
 @click.option(
     "--write-labelled",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Measure nothing: write the prompts with their origins, for `greenroom weights learn`, and end.",
+    help="Measure nothing: write the prompts with their origins, for `greenroom task-weights learn`, and end.",
 )
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="A file for the JSON as well.")
 def main(

@@ -28,9 +28,9 @@ from greenroom.cli.residual import residual
 from greenroom.cli.reuse import reuse
 from greenroom.cli.scheduler import scheduler
 from greenroom.cli.serve import serve
+from greenroom.cli.task_weights import task_weights
 from greenroom.cli.tasktype import tasktype
 from greenroom.cli.trace import trace
-from greenroom.cli.weights import weights
 from greenroom.cli.worker import worker
 from greenroom.core.command_group import CommandGroup
 from greenroom.moe.openmp_waits import wait_briefly
@@ -74,7 +74,7 @@ def main(log_level: str) -> None:
       greenroom expert-mlp fit --prompts FILE              what --policy duoserve:literal=true predicts by
       greenroom residual fit --prompts FILE                what foresees more than routers run ahead
       greenroom keywords learn FILE --output mine.json     what tells your kinds of tasks apart
-      greenroom weights learn FILE --output mine.json      the same, from prompts of several origins
+      greenroom task-weights learn FILE --output mine.json the same, from prompts of several origins
       greenroom coe check board.toml                       a pipeline of whole models: is it sound
       greenroom coe demo DIR                               experts that inspect a circuit board, to try
       greenroom keys add ann                               who may use a server that others can reach
@@ -99,7 +99,7 @@ main.add_command(trace)
 main.add_command(replay)
 main.add_command(predictor_train)
 main.add_command(keywords)
-main.add_command(weights)
+main.add_command(task_weights)
 main.add_command(eamc)
 main.add_command(path)
 main.add_command(paths)

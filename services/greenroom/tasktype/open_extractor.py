@@ -28,7 +28,7 @@ def _keywords(file: Path | None) -> Extractor:
 def _embedding(file: Path | None) -> Extractor:
     features = EmbeddingFeatures()
     if file is None:
-        raise InvalidConfig("weights", None, "learn some: greenroom weights learn --features embedding")
+        raise InvalidConfig("weights", None, "learn some: greenroom task-weights learn --features embedding")
     return LinearExtractor(load_weights(file), features, "embedding")
 
 

@@ -69,7 +69,8 @@ async def test_killed_and_started_again(kafka_broker: Broker, tmp_path: Path) ->
         assert {letter.payload for letter in letters} == {broken}
 
 
-def test_keywords_can_be_tried_on_labelled_prompts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("extractor", ["linear", "keywords"])
+def test_an_extractor_can_be_tried_on_labelled_prompts(tmp_path: Path, extractor: str) -> None:
     prompts = tmp_path / "prompts.jsonl"
     lines = [
         ("summarise", "Summarise this"),
@@ -77,7 +78,7 @@ def test_keywords_can_be_tried_on_labelled_prompts(tmp_path: Path) -> None:
         ("compare", "What is the difference between a and b?"),
     ]
     prompts.write_text("\n".join(json.dumps({"task_type": label, "prompt": text, "x": 1}) for label, text in lines))
-    report = json.loads(result_of("tasktype", "--evaluate", str(prompts)).stdout)
+    report = json.loads(result_of("tasktype", "--extractor", extractor, "--evaluate", str(prompts)).stdout)
     assert (report["prompts"], report["accuracy"], report["unknown"]) == (3, 0.6667, 0.3333)
     assert report["confusion"]["compare"] == {"compare": 1, "unknown": 1}
 
@@ -87,3 +88,20 @@ def test_a_bad_line_is_named(tmp_path: Path, text: str) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "x", "task_type": "a"}\n\n' + text)
     assert "line 3" in complaint_of("tasktype", "--evaluate", str(prompts))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--extractor", "linear", "--keywords"), "--extractor keywords"),
+        (("--extractor", "keywords", "--weights"), "--extractor linear"),
+        (("--weights",), "file of weights"),
+        (("--keywords",), "file of keywords"),
+    ],
+)
+def test_a_file_that_is_not_the_extractors_is_named(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
+    file = tmp_path / "mine.json"
+    file.write_text("{}")
+    complaint = complaint_of("tasktype", *arguments, str(file))
+    assert said in complaint
+    assert "mine.json" in complaint

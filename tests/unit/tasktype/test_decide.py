@@ -22,6 +22,7 @@ from greenroom.core.messages import (
     without_payload,
 )
 from greenroom.fabric.log import Record
+from greenroom.tasktype import open_extractor
 from greenroom.tasktype.decide import Bury, Forward, decide
 from greenroom.tasktype.keywords import KeywordExtractor, load_profile
 
@@ -54,6 +55,13 @@ def test_the_type_is_extracted(extractor: KeywordExtractor) -> None:
     assert task == Task(request=asked, task_type="summarise", source="keywords")
     assert (decision.partition, decision.request_id) == (1, "r1")
     assert (decision.task_type, decision.source) == ("summarise", "keywords")
+
+
+def test_on_the_wire_every_extractor_is_keywords() -> None:
+    """A new value of ``source`` would be one that readers of version 1 refuse. Metrics have the extractor's name."""
+    decision, task = forwarded(decide(record(encode(request(prompt="Summarise this text"))), open_extractor(), POOLS))
+    assert isinstance(task, Task)
+    assert (task.source, decision.source) == ("keywords", "linear")
 
 
 @pytest.mark.parametrize(("value", "task_type"), [("R0402", "R0402"), (None, "unknown"), ("x" * 99, "x" * 64)])

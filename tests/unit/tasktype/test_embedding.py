@@ -52,7 +52,7 @@ def test_it_stands_beside_the_other_features(folder: Path) -> None:
 
 
 def test_it_has_no_weights_of_its_own(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(InvalidConfig, match="greenroom weights learn --features embedding"):
+    with pytest.raises(InvalidConfig, match="greenroom task-weights learn --features embedding"):
         open_extractor("embedding")
     of_words = tmp_path / "words.json"
     of_words.write_bytes(dump_weights(load_weights()))

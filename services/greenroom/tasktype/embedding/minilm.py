@@ -88,7 +88,8 @@ class MiniLM:
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
-        self._ends = self._tokenizer.token_to_id("[CLS]"), self._tokenizer.token_to_id("[SEP]")
+        self._begin = self._tokenizer.token_to_id("[CLS]")
+        self._end = self._tokenizer.token_to_id("[SEP]")
         stored = _Stored(folder / "model.safetensors")
         self._words = stored.tensor("embeddings.word_embeddings.weight")
         self._places = stored.tensor("embeddings.position_embeddings.weight")
@@ -102,8 +103,7 @@ class MiniLM:
 
     def __call__(self, tokens: list[int]) -> Floats:
         """[384], of unit length. At most 254 tokens."""
-        begin, end = self._ends
-        ids = [begin, *tokens, end]
+        ids = np.array([self._begin, *tokens, self._end], dtype=np.int64)
         x = self._norm(self._words[ids] + self._places[: len(ids)] + self._kind)
         for layer in self._layers:
             x = layer(x)
@@ -152,7 +152,7 @@ def _gelu(x: Floats) -> Floats:
     """x · Φ(x), with the error function by Abramowitz and Stegun, 7.1.26: off by 1.5e-7 at most."""
     size = np.abs(x) * np.float32(math.sqrt(0.5))
     t = 1 / (1 + np.float32(0.3275911) * size)
-    terms = np.float32(1.061405429)
+    terms = np.full_like(t, 1.061405429)
     for factor in (-1.453152027, 1.421413741, -0.284496736, 0.254829592):
         terms = terms * t + np.float32(factor)
     error = np.sign(x) * (1 - terms * t * np.exp(-size * size))

@@ -285,7 +285,7 @@ def _order(profile: Profile, prompts: Sequence[LabelledPrompt]) -> list[str]:
     extractor = KeywordExtractor(profile)
     won: Counter[tuple[str, str]] = Counter()
     for one in prompts:
-        matches = extractor.extract(one.prompt).matches
+        matches = extractor.extract(one.prompt).scores
         most = max(matches.values(), default=0)
         tied = [name for name, count in matches.items() if count == most]
         if one.task_type in tied:

@@ -1,4 +1,4 @@
-"""``greenroom weights``: files of weights for ``greenroom tasktype``."""
+"""``greenroom task-weights``: files of weights for ``greenroom tasktype``."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ def _advance(bar: tqdm[Any]) -> None:
     bar.update()
 
 
-@click.group()
-def weights() -> None:
+@click.group("task-weights")
+def task_weights() -> None:
     """Weights of the linear head by which `greenroom tasktype` tells what kind of task a prompt describes.
 
     \b
     Examples:
-      greenroom weights learn labelled.jsonl --output mine.json
+      greenroom task-weights learn labelled.jsonl --output mine.json
       greenroom tasktype --weights mine.json
     """
 
 
-@weights.command()
+@task_weights.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option(
     "--output", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The file of weights to write."
@@ -74,8 +74,8 @@ def learn(
 
     \b
     Examples:
-      greenroom weights learn labelled.jsonl --output mine.json
-      greenroom weights learn labelled.jsonl --output mine.json --origin-field client --wording-field template
+      greenroom task-weights learn labelled.jsonl --output mine.json
+      greenroom task-weights learn labelled.jsonl --output mine.json --origin-field client --wording-field template
     """
     from greenroom.tasktype.embedding import EmbeddingFeatures
     from greenroom.tasktype.evaluate import read_labelled
