@@ -73,6 +73,18 @@ _WHAT: Mapping[str, str] = {
     "user": f"Goes to the access log. {_HINT}",
     "safety_identifier": f"Goes to the access log. {_HINT}",
 }
+_LOGIT_BIAS: Json = {
+    "anyOf": [
+        {
+            "type": "object",
+            "maxProperties": MAX_BIASED_TOKENS,
+            "propertyNames": {"pattern": "^[0-9]{1,10}$"},
+            "additionalProperties": {"type": "number", "minimum": -MAX_BIAS, "maximum": MAX_BIAS},
+        },
+        {"type": "null"},
+    ],
+    "default": None,
+}
 _CONTENT: Json = {
     "description": "A text, or parts of text, which are joined by line breaks.",
     "anyOf": [
@@ -109,6 +121,7 @@ def schemas_of(config: GatewayConfig) -> Json:
             properties[field]["description"] = _HINT
     for kind in (ChatBody, CompletionBody):
         properties = schemas[kind.__name__]["properties"]
+        properties["logit_bias"] = dict(_LOGIT_BIAS)
         for field, more in _bounds(config).items():
             if field in properties:
                 properties[field].update(more)
@@ -138,11 +151,6 @@ def _bounds(config: GatewayConfig) -> Json:
         "repetition_penalty": {"exclusiveMinimum": 0},
         "presence_penalty": {"minimum": -MAX_PENALTY, "maximum": MAX_PENALTY},
         "frequency_penalty": {"minimum": -MAX_PENALTY, "maximum": MAX_PENALTY},
-        "logit_bias": {
-            "maxProperties": MAX_BIASED_TOKENS,
-            "propertyNames": {"pattern": "^[0-9]{1,10}$"},
-            "additionalProperties": {"type": "number", "minimum": -MAX_BIAS, "maximum": MAX_BIAS},
-        },
         "min_tokens": {"minimum": 0},
         "top_k": {"minimum": -1},
         "n": {"minimum": 1, "maximum": config.max_choices},
