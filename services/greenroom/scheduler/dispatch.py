@@ -42,7 +42,7 @@ def dispatch(pool: PoolState, policy: PlacementPolicy, now: float) -> list[Effec
     largest = max((worker.capacity.kv_tokens for worker in pool.workers.values()), default=0)
     for shed in decision.shed:
         entry = pool.waiting[shed.request_id]
-        if shed.reason == "unservable" and entry.pending is not None and entry.pending.kv_need <= largest:
+        if shed.reason == "unservable" and entry.pending is not None and entry.pending.kv_most <= largest:
             continue  # too large only for the workers that can take something now
         reason = FinishReason.EXPIRED if shed.reason == "expired" else FinishReason.SHED
         effects += end(pool, entry, reason, now, message=_SHED.get(shed.reason, shed.reason))

@@ -48,11 +48,16 @@ costs = st.builds(
 
 @st.composite
 def requests(draw: st.DrawFn, name: str) -> PendingRequest:
+    inputs, need, most = draw(st.integers(1, 10**6)), draw(st.integers(1, 120)), None
+    if draw(st.booleans()):  # expected to need less than it may
+        inputs, most = draw(st.integers(1, 60)), draw(st.integers(1, 90))
+        need = draw(st.integers(inputs, inputs + most - 1))
     return PendingRequest(
         name,
         arrived_ms=draw(st.floats(0, 1000)),
-        input_tokens=draw(st.integers(1, 10**6)),
-        kv_need=draw(st.integers(1, 120)),
+        input_tokens=inputs,
+        kv_need=need,
+        most_tokens=most,
         expected_tokens=draw(st.integers(0, 10**6)),
         deadline_ms=draw(st.floats(0, 2000)),
         task=draw(st.sampled_from(TASKS)),
@@ -113,6 +118,7 @@ def test_no_worker_gets_more_than_it_has_room_for_and_no_request_two_fates(
             pending[placement.request_id] for placement in decision.place if placement.worker == worker.worker
         ]
         assert sum(request.kv_need for request in given_to_it) <= worker.kv_free
+        assert all(request.kv_most <= worker.kv_total for request in given_to_it)
         room = worker.max_running + worker.max_queued - len(worker.running) - len(worker.queued)
         assert len(given_to_it) <= max(room, 0)
     known = {worker.worker for worker in state.workers}
@@ -129,8 +135,8 @@ def test_an_idle_worker_takes_something_that_fits(name: str, options: dict[str, 
     decision = create(name, options).decide(with_idle, -1.0)
 
     largest = max(worker.kv_total for worker in with_idle.workers)
-    too_large = {one.request_id for one in state.pending if max(one.kv_need, one.input_tokens) > largest}
+    too_large = {one.request_id for one in state.pending if max(one.kv_most, one.input_tokens) > largest}
     if not name.startswith("emoe"):
-        too_large = {one.request_id for one in state.pending if one.kv_need > largest}
+        too_large = {one.request_id for one in state.pending if one.kv_most > largest}
     assert {(shed.request_id, shed.reason) for shed in decision.shed} == {(one, "unservable") for one in too_large}
     assert bool(decision.place) == (len(too_large) < len(state.pending))

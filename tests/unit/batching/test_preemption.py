@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from greenroom.core.generation import FinishReason
+from greenroom.core.generation import FinishReason, SamplingParams
 from greenroom.moe.attention.kv_layout import KVLayout, LayerKV
 from greenroom.moe.batch.batch_engine import AuditError
 from greenroom.policies.base.answer_lengths import AnswerLengths
@@ -153,8 +153,8 @@ def test_one_that_was_preempted_twice_reserves_all_and_comes_before_those_that_c
 
 
 class Counting:
-    def __init__(self, stop: tuple[str, ...]) -> None:
-        self.left = int(stop[0])
+    def __init__(self, sampling: SamplingParams) -> None:
+        self.left = int(sampling.stop[0])
         self.seen: list[int] = []
 
     def push(self, token_id: int) -> bool:
@@ -165,8 +165,8 @@ class Counting:
 def test_the_stop_checker_is_not_fed_again() -> None:
     made: list[Counting] = []
 
-    def factory(stop: tuple[str, ...]) -> Counting:
-        made.append(Counting(stop))
+    def factory(sampling: SamplingParams) -> Counting:
+        made.append(Counting(sampling))
         return made[-1]
 
     d = driver(rows=32 * ROWS, expected=2, stop_checkers=factory)

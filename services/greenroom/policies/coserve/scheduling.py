@@ -49,10 +49,10 @@ class CoServePlacement(PlacementPolicy):
             if now_ms >= request.deadline_ms:
                 shed.append(Shed(request.request_id, "expired"))
                 continue
-            if largest is not None and request.kv_need > largest:
+            if largest is not None and request.kv_most > largest:
                 shed.append(Shed(request.request_id, "unservable"))
                 continue
-            able = [executor for executor in executors if executor.room > 0 and request.kv_need <= executor.kv_free]
+            able = [executor for executor in executors if executor.room > 0 and executor.holds(request)]
             if able:
                 chosen = self._least(request, able, executors) if self._assigning else min(able, key=_even)
                 place.append(Placement(request.request_id, chosen.name, chosen.take(request, arrange=self._arranging)))
@@ -116,12 +116,13 @@ class _Executor:
     """
 
     __slots__ = (
-        "_costs", "_counts", "_last", "_queue", "_ready", "_running", "kv_free", "left_ms", "name", "requests", "room"
+        "_costs", "_counts", "_last", "_queue", "_ready", "_running", "kv_free", "kv_total", "left_ms", "name",
+        "requests", "room",
     )  # fmt: skip
 
     def __init__(self, view: WorkerView, queue: _Queue) -> None:
         self.name = view.worker
-        self.kv_free = view.kv_free
+        self.kv_free, self.kv_total = view.kv_free, view.kv_total
         self.requests = len(view.running) + queue.requests
         self.room = view.max_running + view.max_queued - self.requests
         self._costs = view.costs
@@ -134,6 +135,10 @@ class _Executor:
         begun = sum(view.costs.batch_ms_of(expert) for expert in self._running if expert in queue.last)
         loads = sum([ms for expert, ms in queue.load_ms.items() if expert not in ready])
         self.left_ms = view.busy_ms + queue.queued_ms - begun + loads
+
+    def holds(self, request: PendingRequest) -> bool:
+        """Whether there is memory for what it is expected to need, and would be for the most that it may."""
+        return request.kv_need <= self.kv_free and request.kv_most <= self.kv_total
 
     def adds_ms(self, expert: int | None) -> float:
         """By how much a request of this expert would prolong ``left_ms``."""

@@ -57,7 +57,7 @@ class Queue:
         self.arrived = ordered["arrived_ms"]
         self.waited = np.maximum(0.0, now_ms - self.arrived)
         self.input = ordered["input_tokens"]
-        self.kv_need = ordered["kv_need"]
+        self.kv_need, self.kv_most = ordered["kv_need"], ordered["kv_most"]
         self.left = ordered["expected_tokens"]
         self.slo_ttft = ordered["slo_ttft_ms"]
         self.slo_e2e = ordered["slo_e2e_ms"]
@@ -90,7 +90,7 @@ def sort_out(state: PlacementState, now_ms: float) -> tuple[Queue, tuple[Shed, .
     tasks = {task for view in state.workers for task in view.costs.load_ms_by_task}
     largest = max((view.kv_total for view in state.workers), default=math.inf)
     expired = columns["deadline_ms"] <= now_ms
-    given_up = expired | (columns["kv_need"] > largest) | (columns["input_tokens"] > largest)
+    given_up = expired | (columns["kv_most"] > largest) | (columns["input_tokens"] > largest)
     if not given_up.any():
         return Queue(state.pending, columns, tasks, now_ms), ()
     shed = tuple(
@@ -217,7 +217,7 @@ class Site:
     def _fitting(self) -> Mask:
         free = self.view.kv_total - self._held
         fitting: Mask = (self._queue.kv_need <= self._kv_free) & (self._queue.input <= free)
-        return fitting
+        return fitting & (self._queue.kv_most <= self.view.kv_total)
 
     def _begun_ms(self, rows: int) -> float:
         """Until every request here has begun to generate."""

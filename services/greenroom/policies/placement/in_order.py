@@ -40,10 +40,14 @@ class InOrderPlacement(PlacementPolicy):
         for request in self.ordered(state):
             if now_ms >= request.deadline_ms:
                 shed.append(Shed(request.request_id, "expired"))
-            elif largest is not None and request.kv_need > largest:
+            elif largest is not None and request.kv_most > largest:
                 shed.append(Shed(request.request_id, "unservable"))
             elif not blocked:
-                able = [w.worker for w in state.workers if room[w.worker] > 0 and request.kv_need <= kv_free[w.worker]]
+                able = [
+                    w.worker
+                    for w in state.workers
+                    if room[w.worker] > 0 and request.kv_need <= kv_free[w.worker] and request.kv_most <= w.kv_total
+                ]
                 if not able:
                     blocked = True
                     continue

@@ -60,8 +60,14 @@ class PendingRequest:
             _limit(self.slo_ttft_ms),
             _limit(self.slo_e2e_ms),
             self.priority,
+            min(self.kv_most, _MOST_TOKENS),
         )
         object.__setattr__(self, "packed", packed)
+
+    @property
+    def kv_most(self) -> int:
+        """What it may hold at its end. A worker whose memory is smaller in all can not serve it."""
+        return self.kv_need if self.most_tokens is None else self.input_tokens + self.most_tokens - 1
 
 
 COLUMNS = (
@@ -73,6 +79,7 @@ COLUMNS = (
     "slo_ttft_ms",
     "slo_e2e_ms",
     "priority",
+    "kv_most",
 )
 """The figures in ``PendingRequest.packed``, a float64 each. An SLO that is not given is infinite."""
 _PACKED = struct.Struct(f"={len(COLUMNS)}d")
