@@ -37,7 +37,14 @@ def continued(driver: Driver, whole: tuple[int, ...], cut: int, name: str, **sam
     return answer
 
 
-def check(family: str, attention: str, whole: tuple[int, ...], name: str, **sampling: Any) -> None:
+def check(
+    family: str,
+    attention: str,
+    whole: tuple[int, ...],
+    name: str,
+    reason: FinishReason = FinishReason.LENGTH,
+    **sampling: Any,
+) -> None:
     """Every cut, several at a time, while others join, decode and leave."""
     for cuts in ((1, 4, 9), (0, 2, 5, 7), (3, 6, 8)):
         driver = Driver(ragged(family, attention), tokens_per_step=9, prefill_chunk=5)
@@ -54,7 +61,7 @@ def check(family: str, attention: str, whole: tuple[int, ...], name: str, **samp
             if sampling.get("seed") is None and sampling and place:
                 continue  # without a seed the request's own id decides
             assert whole[:cut] + rest.ids == whole, f"cut at {cut}"
-            assert rest.finished == Finished(FinishReason.LENGTH, len(PROMPT), TOKENS)
+            assert rest.finished == Finished(reason, len(PROMPT), len(whole))
 
 
 @pytest.mark.parametrize(("family", "attention"), CASES)
@@ -84,4 +91,6 @@ def test_drawn(family: str, attention: str, seed: int | None, changes: dict[str,
     driver = Driver(ragged(family, attention))
     whole = driver.add(request("a", PROMPT, TOKENS, **sampling))
     driver.run()
-    check(family, attention, whole.ids, "a", **sampling)
+    assert whole.finished is not None
+    assert len(whole.ids) >= (CHANGED["min_tokens"] if changes else TOKENS)
+    check(family, attention, whole.ids, "a", whole.finished.reason, **sampling)
