@@ -21,6 +21,10 @@ engine.close()
 
 def test_it_loads_no_compiler_and_says_nothing_at_its_end() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", _CODE, str(bundled_model_path())], capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-c", _CODE, str(bundled_model_path())],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
     )
     assert done.stdout + done.stderr == ""
