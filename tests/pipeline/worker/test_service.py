@@ -106,8 +106,11 @@ async def test_of_a_run_that_begins_anew_nothing_is_learnt_and_its_prefill_is_co
         assert [token.token_id for token in stage.engine.begun[1][1].prefix] == [*had]
         await stage.step(3)
         assert ids(await call) == (*had, *answer(PROMPT, 6)[3:])
-        await until(lambda: stage.service.counters.traces == 1)
         counters = stage.service.counters
+        await until(
+            lambda: counters.traces > 0 and ("traces_waiting", 0) in {(n, v) for n, _, v in stage.service.gauges()}
+        )
+        assert counters.traces == 1
         assert (counters.results, counters.prefill_rows_for_nothing) == (1, len(PROMPT) if steps else 0)
         assert counters.tokens == 3
         assert not stage.service._unheard
