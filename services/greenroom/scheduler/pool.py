@@ -259,7 +259,7 @@ class Pool(PoolState):
             request_id=request.request_id,
             arrived_ms=request.accepted_ms,
             input_tokens=prompt,
-            kv_need=prompt + self._estimates.held_tokens(task.task_type, prompt, limit) - 1,
+            kv_need=self._kv_need(task.task_type, prompt, limit),
             expected_tokens=self._estimates.tokens(task.task_type, limit),
             deadline_ms=request.deadline_ms,
             task=task.task_type,
@@ -269,6 +269,14 @@ class Pool(PoolState):
             tenant=request.tenant,
             most_tokens=limit,
         )
+
+    def _kv_need(self, task: str, prompt: int, limit: int) -> int:
+        """What it is expected to hold at its end; all that it may need, where not every worker has as much: one that
+        has less would refuse it for good."""
+        whole = prompt + limit - 1
+        if whole > min((worker.capacity.kv_tokens for worker in self.workers.values()), default=0):
+            return whole
+        return prompt + self._estimates.held_tokens(task, prompt, limit) - 1
 
     # -- workers -------------------------------------------------------------------------------------------------
 
@@ -284,6 +292,8 @@ class Pool(PoolState):
         if worker is None:
             worker = self.workers[name] = PoolWorker(name, capacity, now + self.config.lease_ms)
         worker.capacity, worker.listed = capacity, False
+        for entry in self.waiting.values():
+            entry.pending = None if entry.task is None else self._pending(entry.task)
         worker.lease_until = now + self.config.lease_ms
         return [ListRuns(name)] if self.holds else []
 
