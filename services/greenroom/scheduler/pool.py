@@ -287,6 +287,8 @@ class Pool(PoolState):
         if worker is None:
             worker = self.workers[name] = PoolWorker(name, capacity, now + self.config.lease_ms)
         worker.capacity, worker.listed = capacity, False
+        for entry in self.waiting.values():
+            entry.pending = None if entry.task is None else self._pending(entry.task)
         worker.lease_until = now + self.config.lease_ms
         return [ListRuns(name)] if self.holds else []
 
