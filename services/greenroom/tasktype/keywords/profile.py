@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,6 +11,7 @@ from msgspec import Meta
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.units import MIB
 from greenroom.tasktype.extractor import UNKNOWN
+from greenroom.tasktype.extractor_file import read_extractor_file
 from greenroom.tasktype.words import words
 
 MAX_FILE_BYTES = 16 * MIB
@@ -55,16 +55,8 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def load_profile(path: Path | None = None) -> Profile:
     """Read ``path``; None: the keywords that come with greenroom. Raises InvalidConfig, naming the place."""
-    if path is None:
-        shipped = resources.files("greenroom.tasktype.keywords") / "default_keywords.json"
-        return parse_profile(shipped.read_bytes(), "the shipped keywords")
-    try:
-        size = path.stat().st_size
-        if size > MAX_FILE_BYTES:
-            raise InvalidConfig("keywords", str(path), f"it has {size} bytes, and may have {MAX_FILE_BYTES}")
-        return parse_profile(path.read_bytes(), str(path))
-    except OSError as error:
-        raise InvalidConfig("keywords", str(path), f"it must be a file that can be read: {error.strerror}") from error
+    shipped = "greenroom.tasktype.keywords", "default_keywords.json"
+    return parse_profile(*read_extractor_file(path, "keywords", shipped, MAX_FILE_BYTES))
 
 
 def parse_profile(data: bytes, name: str) -> Profile:

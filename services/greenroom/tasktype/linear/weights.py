@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -13,6 +12,7 @@ from msgspec import Meta
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.units import MIB
 from greenroom.tasktype.extractor import UNKNOWN
+from greenroom.tasktype.extractor_file import read_extractor_file
 
 MAX_FILE_BYTES: Final = 16 * MIB
 
@@ -43,16 +43,8 @@ class Weights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def load_weights(path: Path | None = None) -> Weights:
     """Read ``path``; None: the weights that come with greenroom. Raises InvalidConfig, naming the place."""
-    if path is None:
-        shipped = resources.files("greenroom.tasktype.linear") / "default_weights.json"
-        return parse_weights(shipped.read_bytes(), "the shipped weights")
-    try:
-        size = path.stat().st_size
-        if size > MAX_FILE_BYTES:
-            raise InvalidConfig("weights", str(path), f"it has {size} bytes, and may have {MAX_FILE_BYTES}")
-        return parse_weights(path.read_bytes(), str(path))
-    except OSError as error:
-        raise InvalidConfig("weights", str(path), f"it must be a file that can be read: {error.strerror}") from error
+    shipped = "greenroom.tasktype.linear", "default_weights.json"
+    return parse_weights(*read_extractor_file(path, "weights", shipped, MAX_FILE_BYTES))
 
 
 def parse_weights(data: bytes, name: str) -> Weights:
