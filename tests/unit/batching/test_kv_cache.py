@@ -1,16 +1,14 @@
-"""Reservations, roll-back and memory of keys and values."""
+"""Reservations, roll-back and memory of keys and values. All of it in any order: test_kv_growth."""
 
 from __future__ import annotations
 
 import mmap
-from typing import Any
 
 import psutil
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from greenroom.moe.attention.kv_cache import KVAuditError, KVStore, SequenceKV
 from greenroom.moe.attention.kv_layout import KVLayout, LayerKV
@@ -127,63 +125,3 @@ def test_memory_is_only_what_was_written_and_goes_with_the_reservation() -> None
     assert mapped_bytes() == 0
     left = process.memory_info().rss - before
     assert left < written / 2, f"{left >> 20} of {written >> 20} MiB are still there"
-
-
-class Reservations(RuleBasedStateMachine):
-    """Against a model: a dictionary of what each sequence was told."""
-
-    @initialize(pages=st.integers(1, 12))
-    def start(self, pages: int) -> None:
-        self.store = KVStore(SMALL, pages * PAGE)
-        self.expected: dict[SequenceKV, list[float]] = {}
-        self.value = 0.0
-
-    @rule(count=st.integers(1, 300))
-    def reserve(self, count: int) -> None:
-        fits = sum(kv.nbytes for kv in self.expected) + SMALL.nbytes(count) <= self.store.budget_bytes
-        assert self.store.can_reserve(count) == fits
-        if fits:
-            self.expected[self.store.reserve(count)] = []
-
-    @precondition(lambda self: self.expected)
-    @rule(data=st.data(), count=st.integers(1, 40), commit=st.booleans())
-    def forward(self, data: Any, count: int, commit: bool) -> None:
-        kv = data.draw(st.sampled_from(list(self.expected)))
-        count = min(count, kv.capacity - kv.length)
-        if count == 0:
-            return
-        self.value += 1
-        for index, layer in enumerate(SMALL.layers):
-            kv.write(index, *rows(layer, count, self.value))
-        if commit:
-            kv.commit(count)
-            self.expected[kv] += [self.value] * count
-
-    @precondition(lambda self: self.expected)
-    @rule(data=st.data())
-    def release(self, data: Any) -> None:
-        kv = data.draw(st.sampled_from(list(self.expected)))
-        del self.expected[kv]
-        self.store.release(kv)
-
-    @invariant()
-    def holds(self) -> None:
-        if not hasattr(self, "store"):
-            return
-        self.store.audit()
-        assert self.store.reserved_bytes == sum(kv.nbytes for kv in self.expected) <= self.store.budget_bytes
-        for kv, values in self.expected.items():
-            for index in range(kv.layers):
-                keys, kept = kv.read(index, 0, kv.length)
-                assert keys[0, 0, :, 0].tolist() == values
-                assert kept[0, 0, :, -1].tolist() == values
-
-    def teardown(self) -> None:
-        if hasattr(self, "store"):
-            for kv in list(self.expected):
-                self.store.release(kv)
-            assert self.store.reserved_bytes == 0
-
-
-TestReservations = Reservations.TestCase
-TestReservations.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

@@ -156,16 +156,18 @@ class Growing(RuleBasedStateMachine):
 
     layout: KVLayout
 
-    @initialize(tokens=st.integers(8, 120))
+    @initialize(tokens=st.integers(8, 500))
     def start(self, tokens: int) -> None:
         self.store = KVStore(self.layout, self.layout.nbytes(tokens))
         self.expected: dict[SequenceKV, list[float]] = {}
         self.value = 0.0
 
-    @rule(count=st.integers(1, 60), more=st.none() | st.integers(0, 90))
+    @rule(count=st.integers(1, 300), more=st.none() | st.integers(0, 90))
     def reserve(self, count: int, more: int | None) -> None:
         most = None if more is None else count + more
-        if self.store.can_reserve(count) and (most or count) <= self.store.max_rows:
+        fits = sum(kv.nbytes for kv in self.expected) + self.layout.nbytes(count) <= self.store.budget_bytes
+        assert self.store.can_reserve(count) == fits
+        if fits and (most or count) <= self.store.max_rows:
             kv = self.store.reserve(count, most)
             assert (kv.capacity, kv.most) == (count, most or count)
             self.expected[kv] = []
@@ -244,4 +246,4 @@ class GrowingPaged(Growing):
 TestGrowingDense = GrowingDense.TestCase
 TestGrowingPaged = GrowingPaged.TestCase
 for case in (TestGrowingDense, TestGrowingPaged):
-    case.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+    case.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
