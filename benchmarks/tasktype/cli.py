@@ -68,7 +68,7 @@ def main(
 
     \b
     Examples:
-      python -m benchmarks.tasktype --data ../shared/data
+      python -m benchmarks.tasktype --data DATA_FOLDER
       python -m benchmarks.tasktype --variant keywords --variant linear
     """
     prompts = read_prompts(data / "prompts" / "task-types.jsonl", families=families)
