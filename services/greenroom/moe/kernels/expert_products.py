@@ -282,9 +282,9 @@ def use_native(model: nn.Module, native: NativeRows, routers: Sequence[nn.Module
 def _native_linear(native: NativeRows) -> Callable[[nn.Linear, torch.Tensor], torch.Tensor]:
     def forward(module: nn.Linear, inputs: torch.Tensor) -> torch.Tensor:
         rows = inputs.reshape(-1, module.in_features)
-        if len(rows) > native.most_rows or not rows.is_contiguous():
+        if len(rows) > native.most_rows:
             return nn.functional.linear(inputs, module.weight, module.bias)
-        return native.linear(rows, module.weight, module.bias).view(*inputs.shape[:-1], module.out_features)
+        return native.linear(rows.contiguous(), module.weight, module.bias).view(*inputs.shape[:-1], module.out_features)
 
     return forward
 

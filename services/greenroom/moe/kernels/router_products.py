@@ -48,10 +48,8 @@ class _NativeLinear(TorchFunctionMode):
     ) -> torch.Tensor | None:
         """None: not by the compiled products."""
         inputs = weight.shape[-1]
-        rows = input.reshape(-1, inputs)
-        if input.dtype is not weight.dtype or not rows.is_contiguous() or not weight.is_contiguous():
-            return None
-        if len(rows) > self._native.most_rows:
+        rows = input.reshape(-1, inputs).contiguous()
+        if input.dtype is not weight.dtype or not weight.is_contiguous() or len(rows) > self._native.most_rows:
             return None
         if weight.dtype is torch.float32:
             out = self._native.linear_floats(rows, weight)
