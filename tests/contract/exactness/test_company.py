@@ -69,11 +69,11 @@ def test_a_text_does_not_change_with_company(cache: Path, alone: list[Answer], o
 
 
 def test_what_can_not_be_is_refused(cache: Path) -> None:
-    with pytest.raises(InvalidConfig, match="batch_invariant.*torch computes its products"):
+    with pytest.raises(InvalidConfig, match=r"batch_invariant.*torch computes its products"):
         LLM(cache_dir=cache, batch_invariant=True, products="torch")
-    with pytest.raises(InvalidConfig, match="batch_invariant.*torch computes its attention"):
+    with pytest.raises(InvalidConfig, match=r"batch_invariant.*torch computes its attention"):
         LLM(cache_dir=cache, batch_invariant=True, attention="eager")
-    with pytest.raises(InvalidConfig, match="compiled_rows.*batch_invariant"):
+    with pytest.raises(InvalidConfig, match=r"compiled_rows.*batch_invariant"):
         LLM(cache_dir=cache, batch_invariant=True, compiled_rows="8")
     with LLM(cache_dir=cache, dtype="float32") as llm:
         assert "texts may change with it: torch computes its products" in llm.worker.describe()
