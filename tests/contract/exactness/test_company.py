@@ -55,7 +55,6 @@ def alone(cache: Path) -> list[Answer]:
         {"prefill_chunk": 16},
         {"prefill_chunk": 61, "max_running": 3, "expert_memory": "33%"},
         {"batching": "phases", "prefill_chunk": None, "expert_memory": "50%"},
-        {"kv_memory": "3MiB", "prefill_chunk": 100},
         {"threads": 2, "tokens_per_step": 40},
     ],
     ids=lambda options: "-".join(f"{name}={value}" for name, value in options.items()),
@@ -64,8 +63,19 @@ def test_a_text_does_not_change_with_company(cache: Path, alone: list[Answer], o
     with LLM(**{"cache_dir": cache, "batch_invariant": True, "threads": 1, "warm_start": False, **options}) as llm:
         assert "texts do not change with it" in llm.worker.describe()
         assert answers(llm, list(range(len(PROMPTS)))) == alone
-        if "kv_memory" in options:
-            assert llm.worker.loop.engine.stats.preemptions > 0
+
+
+def test_who_gives_up_memory_goes_on_with_the_same_text(cache: Path) -> None:
+    """What is computed again comes in chunks, where it was decoded before."""
+    sampling = [SamplingParams(temperature=0.7, seed=n, max_tokens=160, ignore_eos=True) for n in range(10)]
+    prompts = [PROMPTS[2][n:] for n in range(10)]
+    texts = []
+    for kv_memory in ("64MiB", "1MiB"):
+        with LLM(cache_dir=cache, batch_invariant=True, kv_memory=kv_memory, threads=1, prefill_chunk=23) as llm:
+            texts.append([one.token_ids for one in llm.generate(prompts, sampling)])
+            preempted = llm.worker.loop.engine.stats.preemptions
+    assert preempted > 0
+    assert texts[0] == texts[1]
 
 
 def test_what_can_not_be_is_refused(cache: Path) -> None:
