@@ -119,5 +119,5 @@ _SINKS = "s_aux"
 _TENSORS = {"position_ids", _SINKS}
 """Options of attention functions that may be tensors: one that changes nothing here, and gpt-oss's sinks."""
 
-SCORES_TOGETHER = 1 << 16
+SCORES_TOGETHER = 1 << 18
 """Scores that a thread holds, or those of one row and one key head if they are more: ``rows.cpp``."""

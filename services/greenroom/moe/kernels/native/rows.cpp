@@ -126,7 +126,7 @@ inline uint16_t to_bf16(float value) {
 constexpr size_t PADDING = 16, ROWS_WORTH_A_THREAD = 8, ROWS_TOGETHER = 32;
 
 // Of an attention's tile: so many queries, and so many scores, which are to stay in the second level of cache.
-constexpr size_t QUERIES_TOGETHER = 16, SCORES_TOGETHER = 1 << 16;
+constexpr size_t QUERIES_TOGETHER = 32, SCORES_TOGETHER = 1 << 18;
 
 #if defined(__x86_64__)
 #if defined(__clang__)
