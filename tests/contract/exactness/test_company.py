@@ -69,7 +69,7 @@ def test_who_gives_up_memory_goes_on_with_the_same_text(cache: Path) -> None:
     """What is computed again comes in chunks, where it was decoded before."""
     sampling = [SamplingParams(temperature=0.7, seed=n, max_tokens=160, ignore_eos=True) for n in range(10)]
     prompts = [PROMPTS[2][n:] for n in range(10)]
-    texts = []
+    texts, preempted = [], 0
     for kv_memory in ("64MiB", "1MiB"):
         with LLM(cache_dir=cache, batch_invariant=True, kv_memory=kv_memory, threads=1, prefill_chunk=23) as llm:
             texts.append([one.token_ids for one in llm.generate(prompts, sampling)])

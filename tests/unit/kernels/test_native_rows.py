@@ -393,18 +393,18 @@ def test_a_row_attends_alike_in_any_chunk(
     assert torch.equal(alone, out)
     start = 0
     for memory, (before, count) in zip(memories, sequences, strict=True):
-        own = slice(start, start + count)
+        here = slice(start, start + count)
         start += count
         sees = torch.ones(count, before + count, dtype=torch.bool).tril(before)
         if window is not None:
             sees &= ~torch.ones_like(sees).tril(before - window)
         k, v = (part.double().repeat_interleave(group, 0) for part in (memory.keys, memory.values))
-        scores = query[own].transpose(0, 1).double() @ k.transpose(1, 2) * key_dim**-0.5
+        scores = query[here].transpose(0, 1).double() @ k.transpose(1, 2) * key_dim**-0.5
         scores = scores.masked_fill(~sees, -torch.inf)
         if sinks is not None:
             scores = torch.cat([scores, sinks.double()[:, None, None].expand(-1, count, 1)], dim=2)
         expected = (scores.softmax(dim=2)[..., : before + count] @ v).transpose(0, 1)
-        assert ((out[own].double() - expected).abs() <= expected.abs() * 2.0**-8 + 1e-4).all()
+        assert ((out[here].double() - expected).abs() <= expected.abs() * 2.0**-8 + 1e-4).all()
 
 
 def test_many_keys_take_smaller_tiles_and_give_the_same() -> None:

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from greenroom.moe.attention.kv_cache import SequenceKV
 from greenroom.moe.kernels.native.rows import NativeRows
 
-if TYPE_CHECKING:
-    from greenroom.moe.attention.ragged_attention import Chunk
+
+class NewRows(Protocol):
+    """Rows of a sequence behind those that its KV holds."""
+
+    @property
+    def tokens(self) -> Sequence[int]: ...
+    @property
+    def kv(self) -> SequenceKV: ...
 
 
 class CompiledAttention:
@@ -22,7 +29,7 @@ class CompiledAttention:
     for attention with sinks alone, as gpt-oss's own function computes it.
     """
 
-    def __init__(self, chunks: Sequence[Chunk], native: NativeRows, *, sinks: bool = False) -> None:
+    def __init__(self, chunks: Sequence[NewRows], native: NativeRows, *, sinks: bool = False) -> None:
         self._native = native
         self._sinks = sinks
         counts = np.array([len(chunk.tokens) for chunk in chunks], dtype=np.int64)

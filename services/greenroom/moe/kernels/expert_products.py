@@ -284,7 +284,8 @@ def _native_linear(native: NativeRows) -> Callable[[nn.Linear, torch.Tensor], to
         rows = inputs.reshape(-1, module.in_features)
         if len(rows) > native.most_rows:
             return nn.functional.linear(inputs, module.weight, module.bias)
-        return native.linear(rows.contiguous(), module.weight, module.bias).view(*inputs.shape[:-1], module.out_features)
+        out = native.linear(rows.contiguous(), module.weight, module.bias)
+        return out.view(*inputs.shape[:-1], module.out_features)
 
     return forward
 
