@@ -3,8 +3,9 @@
     python -m benchmarks.resident_speed [--model widened] [--instructions avx512bf16 --instructions avx512] [--rounds 5]
 
 One prompt at a time and eight at once, in tokens/s; prompts of 30, 256 and 900 tokens up to their first token, in
-milliseconds. Every instruction set is a process of its own (GREENROOM_INSTRUCTIONS), and so is transformers, each of
-whose experts' implementations takes its turn; the fastest of them is what the first instruction set is compared with.
+milliseconds; --model long has prompts of 900 and 8,000 alone. Every instruction set is a process of its own
+(GREENROOM_INSTRUCTIONS), and so is transformers, each of whose experts' implementations takes its turn; the fastest of
+them is what the first instruction set is compared with.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from transformers import AutoConfig
 from benchmarks.harness.arms.transformers_arms import IMPLEMENTATIONS
 from benchmarks.harness.children.greenroom_child import CONCURRENCY, greenroom_child
 from benchmarks.harness.children.processes import Child, Children, ChildSpec, exit_on_sigterm
-from benchmarks.harness.inputs.prepared_models import MODELS, PreparedModel, Sizes, prepare
+from benchmarks.harness.inputs.prepared_models import LONG, MODELS, PreparedModel, Sizes, prepare
 from benchmarks.harness.machine import cache_folder, describe_machine
 from benchmarks.harness.reporting.progress import progress
 from benchmarks.harness.reporting.statistics import Spread, spread_json
@@ -30,7 +31,7 @@ from benchmarks.harness.rounds import rotated
 from benchmarks.harness.rows import RESIDENT
 from greenroom.moe.kernels.native.rows import ALL_INSTRUCTION_SETS, INSTRUCTIONS, native_rows
 
-PROMPTS: Final = (30, 256, 900)
+PROMPTS: Final = (30, 256, 900, 8000)
 TIMES: Final = 3
 """A prompt is run in a turn, so that one bad moment does not decide."""
 COSTLY: Final = "batched_mm"
@@ -88,7 +89,8 @@ class Arm:
 def works(model: PreparedModel) -> list[Work]:
     """What the model's context has room for."""
     room = int(AutoConfig.from_pretrained(model.folder).max_position_embeddings) - 1
-    return [Work(), Work(CONCURRENCY), *(Work(tokens=tokens) for tokens in PROMPTS if tokens <= room)]
+    of_prompts = [Work(tokens=tokens) for tokens in PROMPTS if tokens <= room]
+    return of_prompts[-2:] if model.name == LONG else [Work(), Work(CONCURRENCY), *of_prompts]
 
 
 def arms(model: PreparedModel, sets: tuple[str, ...]) -> list[Arm]:
@@ -151,13 +153,15 @@ def summary(models: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     worst = {work: min(gains) for work, gains in over.items()}
     alone, together = Work(), Work(CONCURRENCY)
     return {
-        "resident_ratio": worst[alone.name],
-        "resident_8_ratio": worst[together.name],
+        "resident_ratio": worst.get(alone.name),
+        "resident_8_ratio": worst.get(together.name),
         "prefill_ratio": {
             str(tokens): worst[work.name] for tokens in PROMPTS if (work := Work(tokens=tokens)).name in worst
         },
         "concurrency_ratio": {
-            model["model"]: round(_concurrency(model["figures"], alone, together), 3) for model in models
+            model["model"]: round(_concurrency(model["figures"], alone, together), 3)
+            for model in models
+            if alone.name in model["figures"]
         },
     }
 
@@ -179,7 +183,9 @@ def table(found: Mapping[str, Any]) -> str:
 
 
 @click.command(help=__doc__)
-@click.option("--model", "models", type=click.Choice(MODELS), multiple=True, default=MODELS, show_default="all three")
+@click.option(
+    "--model", "models", type=click.Choice((*MODELS, LONG)), multiple=True, default=MODELS, show_default="all but long"
+)
 @click.option("--instructions", "sets", type=click.Choice(ALL_INSTRUCTION_SETS), multiple=True)
 @click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True)
 @click.option("--expert-mib", type=float, hidden=True, help="Of the widened and the random model.")

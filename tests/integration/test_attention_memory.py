@@ -67,14 +67,16 @@ LATENT = {
 }  # fmt: skip
 Case = tuple[str, str, str | None, dict[str, Any], int | None]
 CASES: list[Case] = [
+    ("gpt_oss", "bfloat16", "eager", SHARED, None),
+    ("gpt_oss", "bfloat16", "eager", SHARED, 8 * MIB),
     ("gpt_oss", "bfloat16", None, SHARED, None),
-    ("gpt_oss", "bfloat16", None, SHARED, 8 * MIB),
     ("mixtral", "bfloat16", "sdpa", {**SHARED, "num_attention_heads": 32}, None),
     ("deepseek_v3", "bfloat16", "sdpa", LATENT, None),
 ]
 FURTHER: list[Case] = [
     ("gpt_oss", "float32", None, SHARED, None),
     ("gpt_oss", "float32", None, SHARED, 8 * MIB),
+    ("mixtral", "float32", "sdpa", {**SHARED, "num_attention_heads": 32}, None),
     ("mixtral", "bfloat16", "eager", SHARED, None),
     ("mixtral", "float32", "eager", SHARED, 8 * MIB),
     ("deepseek_v3", "float32", "sdpa", LATENT, None),

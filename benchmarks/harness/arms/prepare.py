@@ -8,6 +8,7 @@ from typing import Any
 from benchmarks.harness.arms.transformers_arms import write_offload_folder
 from benchmarks.harness.inputs.checkpoints import (
     LARGE_RANDOM,
+    LONG_RANDOM,
     checkpoint_bytes,
     random_mixtral,
     random_of_size,
@@ -19,7 +20,7 @@ from greenroom.moe.loading.packing import ensure_pack
 
 
 class Prepare:
-    """``model``: ``bundled``, ``large``, or ``widened`` or ``random``, of ``expert_mib`` an expert."""
+    """``model``: ``bundled``, ``large``, ``long``, or ``widened`` or ``random``, of ``expert_mib`` an expert."""
 
     def __init__(self, model: str, expert_mib: float, offload_folder: str | None = None) -> None:
         if model == "bundled":
@@ -28,6 +29,8 @@ class Prepare:
             folder = widened(expert_mib)
         elif model == "large":
             folder = random_mixtral(LARGE_RANDOM)
+        elif model == "long":
+            folder = random_mixtral(LONG_RANDOM)
         else:
             folder = random_mixtral(random_of_size(expert_mib))
         checkpoint = resolve(str(folder))

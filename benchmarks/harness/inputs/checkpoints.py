@@ -79,6 +79,10 @@ LARGE_RANDOM = RandomMixtral(layers=12, experts=128, top_k=8, hidden=2048, inter
 """As many experts a layer as large, and as many picked, as Qwen3-30B-A3B has. 1,536 experts of 9 MiB: 13.5 GiB."""
 
 
+LONG_RANDOM = RandomMixtral(kv_heads=4, max_positions=16_384)
+"""For prompts of thousands of tokens. Four query heads share a key head, as real models of such contexts have it."""
+
+
 def random_of_size(expert_mib: float) -> RandomMixtral:
     """With experts of about this size, their width a multiple of 64. 21 MiB is the default's 3584."""
     row = 3 * RandomMixtral().hidden * 2

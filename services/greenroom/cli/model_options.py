@@ -112,6 +112,12 @@ runtime_options = stack(
         help="Most rows that compiled products are taken for: measure, auto (measure where the processor multiplies "
         "bf16 itself, else any), a number, or PRODUCT,DECODE,PROMPT.",
     ),
+    click.option(
+        "--batch-invariant",
+        is_flag=True,
+        help="No text depends on what is generated beside it, also where torch's products of many rows are faster. "
+        "Without it the start says whether any does.",
+    ),
     click.option("--max-model-len", type=int, help="Tokens of prompt and answer.  [default: the model's own]"),
     click.option(
         "--batching",

@@ -351,3 +351,100 @@ def test_attention_of_several_rows_of_a_sequence_is_causal(sequences: list[tuple
         expected = F.scaled_dot_product_attention(query[own].transpose(0, 1).double(), k, v, attn_mask=sees)
         expected = expected.transpose(0, 1)
         assert ((out[own].double() - expected).abs() <= expected.abs() * 2.0**-8 + 1e-4).all()
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 90), st.integers(1, 40)), min_size=1, max_size=3),
+    st.sampled_from([(1, 1), (2, 3), (1, 8), (2, 5)]),
+    st.sampled_from([(32, 32), (64, 96), (96, 32)]),
+    st.sampled_from([None, 1, 7, 30]),
+    st.booleans(),
+    st.integers(0, 2**31),
+)
+@settings(max_examples=60, deadline=None)
+def test_a_row_attends_alike_in_any_chunk(
+    sequences: list[tuple[int, int]],
+    heads: tuple[int, int],
+    dims: tuple[int, int],
+    window: int | None,
+    with_sinks: bool,
+    seed: int,
+) -> None:
+    """``sequences``: how many rows were there before, how many come. All at once, one at a time, and as sdpa has it."""
+    (key_heads, group), (key_dim, value_dim), total = heads, dims, sum(count for _, count in sequences)
+    query = random(seed, total, key_heads * group, key_dim)
+    keys, values = random(seed + 1, total, key_heads, key_dim), random(seed + 2, total, key_heads, value_dim)
+    sinks = random(seed + 3, key_heads * group) if with_sinks else None
+    memories = [
+        Memory(seed + 10 * n, key_heads, before + count, dims, before, 0) for n, (before, count) in enumerate(sequences)
+    ]
+    table: list[list[int]] = []
+    for memory, (before, count) in zip(memories, sequences, strict=True):
+        place = [memory.keys.data_ptr(), memory.values.data_ptr(), before + count]
+        for own in range(before, before + count):
+            table.append([len(table), *place, own, 0 if window is None else max(0, own - window + 1)])
+    rows = np.array(table, dtype=np.int64)
+    out, alone, twice = (torch.empty(total, key_heads * group, value_dim).bfloat16() for _ in range(3))
+    native.attention(query, keys, values, rows, out, key_dim**-0.5, sinks=sinks)
+    native.attention(query, keys, values, rows, twice, key_dim**-0.5, sinks=sinks, write=False)
+    assert torch.equal(twice, out)
+    for row in range(total):
+        native.attention(query, keys, values, rows[row : row + 1], alone, key_dim**-0.5, sinks=sinks)
+    assert torch.equal(alone, out)
+    start = 0
+    for memory, (before, count) in zip(memories, sequences, strict=True):
+        here = slice(start, start + count)
+        start += count
+        sees = torch.ones(count, before + count, dtype=torch.bool).tril(before)
+        if window is not None:
+            sees &= ~torch.ones_like(sees).tril(before - window)
+        k, v = (part.double().repeat_interleave(group, 0) for part in (memory.keys, memory.values))
+        scores = query[here].transpose(0, 1).double() @ k.transpose(1, 2) * key_dim**-0.5
+        scores = scores.masked_fill(~sees, -torch.inf)
+        if sinks is not None:
+            scores = torch.cat([scores, sinks.double()[:, None, None].expand(-1, count, 1)], dim=2)
+        expected = (scores.softmax(dim=2)[..., : before + count] @ v).transpose(0, 1)
+        assert ((out[here].double() - expected).abs() <= expected.abs() * 2.0**-8 + 1e-4).all()
+
+
+def test_many_keys_take_smaller_tiles_and_give_the_same() -> None:
+    """More scores than a tile may have: a tile of one row, of a few, and of all sixteen."""
+    for before in (3, 9_000, 70_000):
+        memory = Memory(1, 1, before + 16, (32, 32), before, 0)
+        query, keys, values = random(4, 16, 2, 32), random(5, 16, 1, 32), random(6, 16, 1, 32)
+        place = [memory.keys.data_ptr(), memory.values.data_ptr(), before + 16]
+        rows = np.array([[n, *place, before + n, 0] for n in range(16)], dtype=np.int64)
+        out, alone = (torch.empty(16, 2, 32).bfloat16() for _ in range(2))
+        native.attention(query, keys, values, rows, out, 0.2)
+        for row in range(16):
+            native.attention(query, keys, values, rows[row : row + 1], alone, 0.2)
+        assert torch.equal(alone, out)
+
+
+def test_a_row_that_is_no_number_spoils_no_earlier_row() -> None:
+    memory = Memory(1, 1, 12, (32, 32), 0, 0)
+    query, keys, values = random(4, 12, 1, 32), random(5, 12, 1, 32), random(6, 12, 1, 32)
+    clean, out = (torch.empty(12, 1, 32).bfloat16() for _ in range(2))
+    place = [memory.keys.data_ptr(), memory.values.data_ptr(), 12]
+    rows = np.array([[n, *place, n, 0] for n in range(12)], dtype=np.int64)
+    native.attention(query, keys, values, rows, clean, 0.2)
+    for part in (keys, values):
+        part[7] = torch.nan
+    native.attention(query, keys, values, rows, out, 0.2)
+    assert torch.equal(out[:7], clean[:7])
+    assert out[7:].isnan().all()
+
+
+@given(st.integers(1, 9), st.integers(1, 90), st.integers(1, 21), st.integers(0, 2**31))
+@settings(max_examples=60, deadline=None)
+def test_a_product_of_floats_is_the_exact_one_and_alike_in_any_company(
+    count: int, inputs: int, outputs: int, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    rows, weight = (torch.randn(n, inputs, generator=generator) for n in (count, outputs))
+    got = native.linear_floats(rows, weight)
+    exact, largest = rows.double() @ weight.double().T, rows.double().abs() @ weight.double().abs().T
+    assert ((got - exact).abs() <= largest * inputs * 2.0**-24).all()
+    for row in range(count):
+        assert torch.equal(native.linear_floats(rows[row : row + 1], weight)[0], got[row])
+    assert torch.equal(native.linear_floats(rows, weight[: outputs // 2 + 1]), got[:, : outputs // 2 + 1])

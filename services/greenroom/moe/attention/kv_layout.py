@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import mmap
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -83,3 +84,13 @@ class KVLayout:
         """The rows that a reservation of ``capacity`` has once it has grown, of ``most`` that it may have."""
         rows = capacity + 1 if capacity >= self.dense_rows else capacity + max(STEP_ROWS, capacity // 8)
         return min(most, self.rows_within(self.nbytes(rows)))
+
+
+def head_widths(text: Any, layout: KVLayout) -> set[tuple[int, int]]:
+    """The widths of a head's keys and values, as layers attend to them, of a model with this text configuration.
+
+    Latent attention expands what it keeps.
+    """
+    if getattr(text, "kv_lora_rank", None) is not None and hasattr(text, "v_head_dim"):
+        return {(text.qk_nope_head_dim + text.qk_rope_head_dim, text.v_head_dim)}
+    return {(layer.key_dim, layer.value_dim) for layer in layout.layers}

@@ -14,9 +14,10 @@ from __future__ import annotations
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -28,8 +29,9 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function
 
 from greenroom.core.errors import UnsupportedModel
+from greenroom.moe.attention.compiled_attention import CompiledAttention
 from greenroom.moe.attention.kv_cache import SequenceKV
-from greenroom.moe.kernels.device_copies import to_device
+from greenroom.moe.attention.sight import MaskFunction, Sight, lower_triangle
 from greenroom.moe.kernels.native.rows import NativeRows
 
 RAGGED = "greenroom_ragged"
@@ -53,43 +55,43 @@ class Chunk:
     logit_rows: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class _Sight:
-    """What a chunk's rows see of their sequence: the keys from ``first`` on that ``mask`` does not hide.
-
-    ``mask[1, 1, rows, keys]``: True where a row sees a key; None: each row sees all keys up to its own. ``causal``:
-    each row sees all keys up to its own, from the first key on, even if there is a mask that says so.
-    """
-
-    first: int
-    mask: torch.Tensor | None
-    causal: bool = False
-
-
 class RaggedMask:
-    """Passed through a model in place of an attention mask: one ``_Sight`` a chunk."""
+    """Passed through a model in place of an attention mask: one ``Sight`` a chunk."""
 
-    __slots__ = ("_additive", "sights", "step")
-
-    def __init__(self, step: RaggedStep, sights: Sequence[_Sight]) -> None:
+    def __init__(self, step: RaggedStep, mask_function: MaskFunction) -> None:
         self.step = step
-        self.sights = sights
-        self._additive: list[torch.Tensor | None] | None = None
+        self.sights = [Sight(mask_function, chunk.kv.length, len(chunk.tokens), step.device) for chunk in step.chunks]
+        self._additive: dict[int, torch.Tensor | None] = {}
 
-    def additive(self, dtype: torch.dtype) -> list[torch.Tensor | None]:
-        """The masks that eager attention adds: 0, or the dtype's lowest number."""
-        if self._additive is None:
-            least = torch.finfo(dtype).min
-            self._additive = [self._as_additive(i, dtype, least) for i in range(len(self.sights))]
-        return self._additive
+    @cached_property
+    def firsts(self) -> NDArray[np.int64]:
+        """``[T]``: the first key that each row sees, if all rows of its chunk see all keys up to their own; else -1."""
+        return np.concatenate(
+            [
+                np.full(len(chunk.tokens), -1) if sight.firsts is None else sight.firsts
+                for chunk, sight in zip(self.step.chunks, self.sights, strict=True)
+            ]
+        )
 
-    def _as_additive(self, index: int, dtype: torch.dtype, least: float) -> torch.Tensor | None:
-        mask, rows = self.sights[index].mask, len(self.step.chunks[index].tokens)
-        if mask is None:
-            if rows == 1:
-                return None
-            mask = _lower_triangle(rows, self.step.device)
-        return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, least)
+    @cached_property
+    def others(self) -> Collection[int]:
+        """The numbers of the chunks of which a row sees other keys."""
+        return {number for number, sight in enumerate(self.sights) if sight.firsts is None}
+
+    def additive(self, number: int, dtype: torch.dtype) -> torch.Tensor | None:
+        """A chunk's mask as eager attention adds it: 0, or the dtype's lowest number. Of one dtype."""
+        if number not in self._additive:
+            mask, rows = self.sights[number].mask, len(self.step.chunks[number].tokens)
+            if mask is None and rows > 1:
+                mask = lower_triangle(rows, self.step.device)[None, None]
+            self._additive[number] = (
+                None
+                if mask is None
+                else torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(
+                    ~mask, torch.finfo(dtype).min
+                )
+            )
+        return self._additive[number]
 
 
 class KeysAndValues(Cache):  # type: ignore[misc]
@@ -127,11 +129,11 @@ class RaggedStep(KeysAndValues):
         self.device = device
         self.attention = attention
         self._written: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._row_wise = RowWise(chunks, native) if native is not None and attention == "sdpa" else None
+        self._compiled = None if native is None else CompiledAttention(chunks, native, sinks=attention == "eager")
 
     def causal_mask(self) -> RaggedMask:
         """The mask of plain causal attention: each row sees its sequence up to itself."""
-        return RaggedMask(self, [_sight(causal_mask_function, chunk, self.device) for chunk in self.chunks])
+        return RaggedMask(self, causal_mask_function)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -152,8 +154,9 @@ class RaggedStep(KeysAndValues):
         """``[T, heads * value_dim]`` from ``[T, heads, dim]`` each. ``mask``: of ``causal_mask``. The heads must have a
         width that the compiled attention supports.
         """
-        if self._row_wise is not None and self._row_wise.takes_all:
-            output = self._row_wise.attend(module.layer_idx, None, query, key, value, scale)  # type: ignore[arg-type]
+        if self._compiled is not None:
+            options = {"scaling": scale}
+            output = self._compiled.attend(module.layer_idx, mask.firsts, query, key, value, options)  # type: ignore[arg-type]
         else:
             # With heads before rows, as the modules have it.
             query, key, value = (part[None].transpose(1, 2) for part in (query, key, value))
@@ -180,34 +183,25 @@ class RaggedStep(KeysAndValues):
             expand = getattr(module, "expand_kv", None)
             if expand is None:
                 raise UnsupportedModel(f"{type(module).__name__} changes keys and values between cache and attention")
-        eager = self.attention == "eager" or options.get("softcap") is not None
         output = None
-        done: Collection[int] = ()
-        if self._row_wise is not None and not eager and expand is None:
-            done = self._row_wise.ready(mask.sights, query, keys, values, options)
-            if done:
-                q, k, v = (part[0].transpose(0, 1) for part in (query, keys, values))
-                firsts = {number: mask.sights[number].first for number in done}
-                output = self._row_wise.attend(layer, firsts, q, k, v, options.get("scaling"))[None]
-                if len(done) == len(self.chunks):
-                    return output
-        function = own_attention(module) if eager else sdpa_attention_forward
-        masks = mask.additive(query.dtype) if eager else [sight.mask for sight in mask.sights]
+        left: Collection[int] = range(len(self.chunks))
+        if expand is None and self._compiled is not None and self._compiled.supports(query, keys, values, options):
+            q, k, v = (part[0].transpose(0, 1) for part in (query, keys, values))
+            output = self._compiled.attend(layer, mask.firsts, q, k, v, options)[None]
+            left = mask.others
+            if not left:
+                return output
         outputs = []
         start = 0
-        for number, (chunk, sight, visible) in enumerate(zip(self.chunks, mask.sights, masks, strict=True)):
+        for number, chunk in enumerate(self.chunks):
             stop = start + len(chunk.tokens)
-            if number not in done:
+            if number in left:
+                sight = mask.sights[number]
                 chunk.kv.write(layer, keys[:, :, start:stop], values[:, :, start:stop])
                 own_keys, own_values = chunk.kv.read(layer, sight.first, chunk.kv.length + len(chunk.tokens))
                 if expand is not None:
                     own_keys, own_values = expand(own_keys, own_values)
-                queries = query[:, :, start:stop]
-                slices = []
-                for some in _slices(queries, own_keys, own_values, visible, eager=eager):
-                    seen = None if visible is None else visible[:, :, some]
-                    slices.append(function(module, queries[:, :, some], own_keys, own_values, seen, **options)[0])
-                rows = slices[0] if len(slices) == 1 else torch.cat(slices, dim=1)
+                rows = self._attended(module, number, mask, query[:, :, start:stop], own_keys, own_values, options)
                 if output is None:
                     outputs.append(rows)
                 else:
@@ -216,6 +210,34 @@ class RaggedStep(KeysAndValues):
         if output is not None:
             return output
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+
+    def _attended(
+        self,
+        module: torch.nn.Module,
+        number: int,
+        mask: RaggedMask,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        options: dict[str, Any],
+    ) -> torch.Tensor:
+        """``[1, rows, heads, value_dim]``: the rows of one chunk attend to these keys of their sequence."""
+        sight = mask.sights[number]
+        if (
+            self._compiled is not None
+            and sight.firsts is not None
+            and self._compiled.supports(query, keys, values, options)
+        ):
+            q, k, v = (part[0].transpose(0, 1) for part in (query, keys, values))
+            return self._compiled.attend_to(sight.firsts - sight.first, q, k, v, options)[None]
+        eager = self.attention == "eager" or options.get("softcap") is not None
+        function = own_attention(module) if eager else sdpa_attention_forward
+        visible = mask.additive(number, query.dtype) if eager else sight.mask
+        slices = []
+        for some in _slices(query, keys, values, visible, eager=eager):
+            seen = None if visible is None else visible[:, :, some]
+            slices.append(function(module, query[:, :, some], keys, values, seen, **options)[0])
+        return slices[0] if len(slices) == 1 else torch.cat(slices, dim=1)
 
 
 SCORES_AT_ONCE = 256 * 2**20
@@ -258,89 +280,6 @@ def _slices(
     return [slice(begin, begin + most) for begin in range(0, rows, most)]
 
 
-_PAIRS_WORTH_A_PRODUCT = 1024
-"""Pairs of a row and a key that it sees, above which a chunk's attention is no slower as a product of matrices. From
-there the product makes up for its time in Python (``benchmarks/micro/short_prompts.py``).
-"""
-
-
-class RowWise:
-    """The chunks of one or few rows in a step: decoding sequences and short prompts. One compiled call a layer computes
-    all their rows.
-
-    A row's result does not depend on other rows, so it is the same in any step.
-    """
-
-    def __init__(self, chunks: Sequence[Chunk], native: NativeRows) -> None:
-        self._native = native
-        self._spans: dict[int, range] = {}  # by chunk: its rows in the table
-        table: list[tuple[int, ...]] = []  # see NativeRows.attention
-        addresses: list[NDArray[np.int64]] = []
-        start = 0
-        for number, chunk in enumerate(chunks):
-            count, before, capacity, stride = len(chunk.tokens), chunk.kv.length, chunk.kv.capacity, chunk.kv.stride
-            if count == 1 or count * before + count * (count + 1) // 2 <= _PAIRS_WORTH_A_PRODUCT:
-                if before + count > capacity:
-                    raise ValueError(f"{before + count} rows do not fit into a reservation of {capacity}")
-                self._spans[number] = range(len(table), len(table) + count)
-                table += [(start + i, 0, 0, stride, before + i, 0) for i in range(count)]
-                addresses += [chunk.kv.addresses] * count
-            start += count
-        self._table = np.array(table, dtype=np.int64).reshape(-1, 6)
-        self._addresses = np.stack(addresses, axis=1) if addresses else np.empty((0, 0, 2), dtype=np.int64)
-        self.takes_all = len(self._spans) == len(chunks)
-        """Whether the step has no other chunks."""
-
-    def ready(
-        self,
-        sights: Sequence[_Sight],
-        query: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        options: Mapping[str, Any],
-    ) -> Collection[int]:
-        """The numbers of the chunks whose attention in this layer the compiled call can compute."""
-        wide = self._native.attention_granularity
-        if (
-            query.dtype is not torch.bfloat16
-            or query.device.type != "cpu"
-            or keys.shape[3] % wide
-            or values.shape[3] % wide
-            or any(tensor.stride(3) != 1 for tensor in (query, keys, values))
-            or any(isinstance(value, torch.Tensor) for name, value in options.items() if name != "position_ids")
-        ):
-            return ()
-        return {
-            number: None
-            for number, rows in self._spans.items()
-            if sights[number].causal or (len(rows) == 1 and sights[number].mask is None)
-        }
-
-    def attend(
-        self,
-        layer: int,
-        firsts: Mapping[int, int] | None,
-        query: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        scale: float | None,
-    ) -> torch.Tensor:
-        """``[T, heads, value_dim]`` from ``[T, heads, dim]`` each.
-
-        ``firsts``: the first key that is seen, for each chunk whose rows are to be written; None: all chunks, from
-        their first key on.
-        """
-        table, addresses = self._table, self._addresses[layer]
-        if firsts is not None:
-            chosen = [row for number in firsts for row in self._spans[number]]
-            table, addresses = table[chosen], addresses[chosen]
-            table[:, 5] = [first for number, first in firsts.items() for _ in self._spans[number]]
-        table[:, 1:3] = addresses
-        output = torch.empty(*query.shape[:2], values.shape[2], dtype=query.dtype)
-        self._native.attention(query, keys, values, table, output, query.shape[2] ** -0.5 if scale is None else scale)
-        return output
-
-
 _active = threading.local()
 
 
@@ -366,32 +305,7 @@ def _ragged_mask(mask_function: Callable[..., torch.Tensor], **kwargs: Any) -> R
         raise RuntimeError(f"attention {RAGGED!r} is for the batch loop's forwards only")
     if kwargs.get("use_vmap"):
         raise UnsupportedModel("its attention mask is not a function of positions alone")
-    return RaggedMask(step, [_sight(mask_function, chunk, step.device) for chunk in step.chunks])
-
-
-def _sight(mask_function: Callable[..., torch.Tensor], chunk: Chunk, device: torch.device) -> _Sight:
-    before, rows = chunk.kv.length, len(chunk.tokens)
-    causal = mask_function is causal_mask_function
-    if causal and (rows == 1 or before == 0):
-        return _Sight(0, None, causal)
-    # On the CPU in any case, because the result decides which slice is read.
-    nothing = torch.zeros((), dtype=torch.int64)
-    queries = torch.arange(before, before + rows)[:, None]
-    keys = torch.arange(before + rows)[None, :]
-    mask = mask_function(nothing, nothing, queries, keys).expand(rows, before + rows)
-    first = int(mask.any(dim=0).to(torch.uint8).argmax())
-    mask = mask[:, first:]
-    if before == 0 and first == 0:
-        plain = torch.equal(mask, _lower_triangle(rows, mask.device)[0, 0])
-    else:
-        plain = rows == 1 and bool(mask.all())
-    if plain:
-        return _Sight(first, None)
-    return _Sight(first, to_device(mask[None, None], device), causal)
-
-
-def _lower_triangle(rows: int, device: torch.device) -> torch.Tensor:
-    return torch.ones(1, 1, rows, rows, dtype=torch.bool, device=device).tril_()
+    return RaggedMask(step, mask_function)
 
 
 def _ragged_attention(

@@ -22,14 +22,14 @@ class RaggedForward:
     """A causal language model whose attention is ragged between ``engage`` and ``restore``.
 
     ``attention``: by which function each sequence's attention is computed, "sdpa", or "eager" for the family's own;
-    None: as the model is configured. ``native``: the compiled products, for the attention of single rows under sdpa.
-    ``lean``: computes the steps that it takes in place of the model's modules. Raises InvalidConfig for an attention
-    that the model does not have.
+    None: as the model is configured. ``native``: the compiled products. They compute attention too, unless "eager" was
+    asked for. ``lean``: computes the steps that it takes in place of the model's modules. Raises InvalidConfig for an
+    attention that the model does not have.
     """
 
     def __init__(self, model: Any, attention: str | None, native: NativeRows | None) -> None:
         configured = model.config._attn_implementation
-        attention = attention or configured
+        asked, attention = attention, attention or configured
         if attention not in ATTENTIONS:
             raise InvalidConfig("attention", attention, f"allowed: {', '.join(ATTENTIONS)}")
         if attention == "sdpa" and not model._supports_sdpa:
@@ -37,6 +37,8 @@ class RaggedForward:
         self.model = model.eval()
         self.attention = attention
         self.native = native
+        by_choice = attention != "eager" or (asked is None and not model._supports_sdpa)
+        self._attends_by = native if by_choice else None
         self.device: torch.device = model.get_input_embeddings().weight.device
         self.vocab_size: int = model.get_input_embeddings().weight.shape[0]
         self.lean: LeanDecoder | None = None
@@ -60,7 +62,7 @@ class RaggedForward:
         lasts = [row for end, chunk in ends if chunk.wants_logits for row in range(end - chunk.logit_rows, end)]
         numbers = to_device(torch.tensor([*tokens, *positions, *lasts], dtype=torch.int64), self.device)
         ids, places, wanted = torch.split(numbers, [len(tokens), len(tokens), len(lasts)])
-        step = RaggedStep(chunks, self.device, self.attention, self.native)
+        step = RaggedStep(chunks, self.device, self.attention, self._attends_by)
         with torch.inference_mode(), running(step):
             if self.lean is not None and self.lean.takes(chunks):
                 return self.lean.forward(step, ids, places, wanted)

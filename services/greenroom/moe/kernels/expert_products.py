@@ -20,6 +20,7 @@ from greenroom.experts.pack.layout import ExpertWeights
 from greenroom.moe.kernels.device_copies import to_device
 from greenroom.moe.kernels.native.library import NativeUnavailable
 from greenroom.moe.kernels.native.rows import ANY_ROWS, ClampedGate, Lasting, NativeRows, RowLimits, native_rows
+from greenroom.moe.kernels.router_products import use_native_linear
 
 Compute = Callable[[torch.Tensor, ExpertWeights], torch.Tensor]
 
@@ -263,11 +264,10 @@ def clamped_gate_of(experts: Any) -> ClampedGate | None:
 
 
 def use_native(model: nn.Module, native: NativeRows, routers: Sequence[nn.Module]) -> None:
-    """From now on the compiled products compute the model's norms, and its bf16 linear maps for few rows.
-
-    The ``routers`` stay as they are, so that the picks are those of transformers.
-    """
+    """From now on the compiled products compute the model's norms, bf16 linear maps and ``routers``."""
     spared = {part for router in routers for part in router.modules()}
+    for router in routers:
+        use_native_linear(router, native)
     for module in model.modules():
         if module in spared:
             continue
@@ -282,9 +282,10 @@ def use_native(model: nn.Module, native: NativeRows, routers: Sequence[nn.Module
 def _native_linear(native: NativeRows) -> Callable[[nn.Linear, torch.Tensor], torch.Tensor]:
     def forward(module: nn.Linear, inputs: torch.Tensor) -> torch.Tensor:
         rows = inputs.reshape(-1, module.in_features)
-        if len(rows) > native.most_rows or not rows.is_contiguous():
+        if len(rows) > native.most_rows:
             return nn.functional.linear(inputs, module.weight, module.bias)
-        return native.linear(rows, module.weight, module.bias).view(*inputs.shape[:-1], module.out_features)
+        out = native.linear(rows.contiguous(), module.weight, module.bias)
+        return out.view(*inputs.shape[:-1], module.out_features)
 
     return forward
 

@@ -49,7 +49,7 @@ class LoadedMoE:
 
     ``masking``: why its routers can not be confined to allowed experts (None: they can). Routers that were not found
     can not; they do not show their logits either. ``native``: the compiled products that compute its experts (None:
-    torch does).
+    torch does). ``routers_found``: whether all routers were, which those products compute too.
     """
 
     model: Any
@@ -60,6 +60,7 @@ class LoadedMoE:
     masking: str | None
     hooks: ModelHooks = field(repr=False)
     native: NativeRows | None = field(default=None, repr=False)
+    routers_found: bool = False
 
     @property
     def decoder_only(self) -> bool:
@@ -127,7 +128,9 @@ def load(
             wrap_router(router, layer, hook, masking)
     if native is not None:
         use_native(model, native, [router.module for router in routers if router is not None])
-    return LoadedMoE(model, checkpoint, family, plan.layers, kept, masking, hooks, native)
+    return LoadedMoE(
+        model, checkpoint, family, plan.layers, kept, masking, hooks, native, routers_found=None not in routers
+    )
 
 
 def attach(loaded: LoadedMoE, source: ExpertSource | None, on_router_logits: RouterObserver | None = None) -> None:

@@ -44,6 +44,8 @@ class WorkerConfig:
     - ``products``: the compiled matrix products (``native``), those of ``torch``, or ``auto``.
     - ``compiled_rows``: up to how many rows the compiled products are used: ``measure``, ``auto`` (measured where the
       processor multiplies bf16 itself, else all), or fixed, ``8`` or ``PRODUCT,DECODE,PROMPT``.
+    - ``batch_invariant``: the compiled products are used for any number of rows, so that a text never depends on what
+      is generated beside it; the start fails where that can not be.
     - ``max_model_len``: tokens of prompt and answer together (None: the model's own).
     - ``tokens_per_step``: rows in one forward; ``auto``: by the memory plan, so that prompts run whole where the batch
       policy lets them. ``prefill_chunk``: how many of them one prompt may have, where the batch policy keeps to it.
@@ -72,6 +74,7 @@ class WorkerConfig:
     attention: str = "auto"
     products: str = "auto"
     compiled_rows: str = "auto"
+    batch_invariant: bool = False
     expert_memory: str = "auto"
     host_memory: str = "auto"
     kv_memory: str = "auto"
@@ -104,6 +107,8 @@ class WorkerConfig:
         _one_of("attention", self.attention, ATTENTIONS)
         _one_of("products", self.products, PRODUCTS)
         _rows(self.compiled_rows)
+        if self.batch_invariant and self.compiled_rows != "auto":
+            raise InvalidConfig("compiled_rows", self.compiled_rows, "leave it out with batch_invariant: any number")
         check_fidelity(self.fidelity, profiled=self.profile is not None)
         _at_least_one("max_model_len", self.max_model_len)
         _at_least_one("max_waiting", self.max_waiting)

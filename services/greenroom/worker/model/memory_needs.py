@@ -6,12 +6,16 @@ import math
 from contextlib import suppress
 from typing import Any
 
+import torch
+
 from greenroom.core.artifacts.paths_file import PathsFile
 from greenroom.core.artifacts.paths_forms.t5 import T5
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.model_profile import ModelProfile
 from greenroom.experts.held_outputs import most_held
 from greenroom.experts.pack.layout import PackManifest
+from greenroom.moe.attention.compiled_attention import SCORES_TOGETHER
+from greenroom.moe.attention.kv_layout import head_widths
 from greenroom.moe.attention.ragged_attention import holds_scores, packs_keys, rows_at_once
 from greenroom.moe.batch.batch_config import most_logit_rows
 from greenroom.moe.forward.ragged_model import RaggedModel
@@ -146,34 +150,36 @@ def contribution_rows(manifest: PackManifest, config: WorkerConfig) -> int:
 def attention_bytes(text: Any, ragged: RaggedModel, config: WorkerConfig, keys: int) -> int:
     """What the attention of a step takes, in bytes, where each chunk ends a sequence of ``keys`` tokens.
 
-    Counted are: the masks of all chunks, and what one mask is made of; one chunk's keys and values for all heads, since
-    sdpa under a mask and eager attention copy them to every head that shares them, and latent attention computes them;
-    the copies that its fast kernel packs for AMX (``packs_keys``); scores, where they are held (``holds_scores``), of
-    as many rows as attend at once.
+    Counted are: the masks of all chunks, and what one mask is made of; one chunk's keys and values for all heads, where
+    latent attention computes them. Of the compiled attention: each thread's scores. Of torch's: keys and values for all
+    heads, since sdpa under a mask and eager attention copy them to every head that shares them; the copies that its
+    fast kernel packs for AMX (``packs_keys``); scores, where they are held (``holds_scores``), of as many rows as
+    attend at once.
     """
     rows = config.step_rows
     chunk = config.prompt_rows
     itemsize = ragged.layout.dtype.itemsize
     heads = int(text.num_attention_heads)
-    eager = ragged.attention == "eager" or getattr(text, "attn_logit_softcapping", None) is not None
-    kept = max(ragged.layout.layers, key=lambda layer: layer.elements)
-    key_dim, value_dim = kept.key_dim, kept.value_dim
+    key_dim, value_dim = max(head_widths(text, ragged.layout), key=sum)
     latent = getattr(text, "kv_lora_rank", None) is not None and hasattr(text, "v_head_dim")
-    if latent:
-        key_dim, value_dim = text.qk_nope_head_dim + text.qk_rope_head_dim, text.v_head_dim
-    scores = holds_scores(eager, key_dim, value_dim)
-    copied = 0
-    if latent:
-        copied = (2 * key_dim + value_dim) * itemsize
-    elif heads != kept.key_heads:
-        copied = (key_dim + value_dim) * itemsize
-    if scores and not eager:  # sdpa without its fast kernel: all in float32, the keys scaled as well
+    eager = ragged.attention == "eager" or getattr(text, "attn_logit_softcapping", None) is not None
+    masks = rows + chunk * (_MASK_PARTS + itemsize)
+    expanded = (2 * key_dim + value_dim) * itemsize if latent else 0
+    if ragged.attention_compiled:
+        if latent:
+            expanded += (key_dim + value_dim) * itemsize  # in the order of the kernel
+        sharing = heads // min(layer.key_heads for layer in ragged.layout.layers)
+        scores = torch.get_num_threads() * max(keys * sharing, SCORES_TOGETHER) * _FLOAT32
+        return int(keys * (masks + heads * expanded) + scores)
+    shared = not latent and heads != max(ragged.layout.layers, key=lambda layer: layer.elements).key_heads
+    copied = expanded + (key_dim + value_dim) * itemsize * shared
+    held = holds_scores(eager, key_dim, value_dim)
+    if held and not eager:  # sdpa without its fast kernel: all in float32, the keys scaled as well
         copied += (2 * key_dim + value_dim) * _FLOAT32
-    if not scores and packs_keys(ragged.device, itemsize):
+    if not held and packs_keys(ragged.device, itemsize):
         copied += (key_dim + value_dim) * itemsize
-    at_once = rows_at_once(chunk, keys, heads, itemsize) if scores else 0
-    masks = rows * (1 + itemsize * eager) + chunk * (_MASK_PARTS + itemsize)
-    return int(keys * (masks + heads * (copied + at_once * _BYTES_A_SCORE)))
+    at_once = rows_at_once(chunk, keys, heads, itemsize) if held else 0
+    return int(keys * (masks + rows * itemsize * eager + heads * (copied + at_once * _BYTES_A_SCORE)))
 
 
 _PICK_BYTES, _TOKEN_BYTES = 4, 9

@@ -35,10 +35,12 @@ from greenroom.moe.batch.batch_config import BatchConfig
 from greenroom.moe.batch.batch_engine import BatchEngine
 from greenroom.moe.batch.batch_loop import BatchLoop
 from greenroom.moe.batch.step_picks import Picks, StepPicks
+from greenroom.moe.forward import batch_invariance
 from greenroom.moe.forward.ragged_model import RaggedModel
 from greenroom.moe.forward.ragged_probe import refuse_stateful
 from greenroom.moe.forward.row_limits import limits_for
 from greenroom.moe.kernels.expert_products import describe_products
+from greenroom.moe.kernels.native.rows import ANY_ROWS
 from greenroom.moe.loading.checkpoint import Checkpoint, resolve
 from greenroom.moe.loading.load_model import LoadedMoE, attach, load, use_residual
 from greenroom.moe.loading.packing import ensure_pack
@@ -113,10 +115,15 @@ class ModelRuntime:
         ragged = RaggedModel(
             loaded.model, attention=None if config.attention == "auto" else config.attention, native=loaded.native
         )
-        limits = limits_for(loaded, ragged, self.pack, config.compiled_rows)
+        asked = str(ANY_ROWS) if config.batch_invariant else config.compiled_rows
+        limits = limits_for(loaded, ragged, self.pack, asked)
         if loaded.native is not None and limits is not None:
             loaded.native.limits = limits
+        if config.batch_invariant:
+            batch_invariance.require(loaded, ragged)
         self._products = describe_products(loaded.native, loaded.dtype)
+        dependence = batch_invariance.why_not(loaded, ragged)
+        self._company = "do not change with it" if dependence is None else f"may change with it: {dependence}"
         max_model_len = min(loaded.max_model_len, config.max_model_len or loaded.max_model_len, ragged.max_positions)
         needs = needs_of(loaded.model, self.pack.manifest, ragged, config, max_model_len, self.profile)
         in_ram = needs.dense if self.accelerator is None else 0
@@ -341,6 +348,7 @@ class ModelRuntime:
             f"read {reads} from {self.pack.path} ({format_bytes(self.pack.manifest.record_bytes)})\n"
             f"reads: {link}\n"
             f"products: {self._products}\n"
+            f"company: texts {self._company}\n"
             f"batching: {self.config.batching}, at most {self.config.step_rows} rows a step\n"
             f"memory:\n{self.plan.describe()}"
         )

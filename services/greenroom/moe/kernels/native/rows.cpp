@@ -5,11 +5,13 @@
 // pointers. A thread pool of our own would compete for the cores with that runtime's spinning threads.
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #if defined(__x86_64__)
@@ -69,6 +71,13 @@ struct Expert {
   float alpha = 0, limit = 0;
 };
 
+// Rows and weights of floats, products of floats.
+struct LinearFloats {
+  const float *weights, *x;
+  float *out;
+  size_t inputs, outputs, rows;
+};
+
 struct Norm {
   const uint16_t *x, *weight;
   uint16_t *out;
@@ -89,9 +98,12 @@ struct AttentionRow {
   int64_t row, keys, values, capacity, length, first;
 };
 
+// `tiles`: the first row of each tile, and the end of the last one.
 struct Attention {
   Heads queries, new_keys, new_values;
   const AttentionRow *rows;
+  const size_t *tiles;
+  const uint16_t *sinks;  // [query heads]: see softmax; or null
   uint16_t *out;  // [rows of the step, query heads, value_dim]
   size_t key_heads, group, key_dim, value_dim;
   float scale;
@@ -112,6 +124,9 @@ inline uint16_t to_bf16(float value) {
 }
 
 constexpr size_t PADDING = 16, ROWS_WORTH_A_THREAD = 8, ROWS_TOGETHER = 32;
+
+// Of an attention's tile: so many queries, and so many scores, which are to stay in the second level of cache.
+constexpr size_t QUERIES_TOGETHER = 32, SCORES_TOGETHER = 1 << 18;
 
 #if defined(__x86_64__)
 #if defined(__clang__)
@@ -203,6 +218,7 @@ struct Kernels {
   void (*clamped_hidden)(const Expert &, const Rows &, Rows &, size_t begin, size_t end);
   void (*clamped_output)(const Expert &, const Rows &, size_t begin, size_t end);
   void (*linear)(const Linear &, const Rows &, size_t begin, size_t end);
+  void (*linear_floats)(const LinearFloats &, size_t begin, size_t end);
   void (*norm)(const Norm &, size_t begin, size_t end);
   void (*attention)(const Attention &, size_t begin, size_t end);
   int lanes;
@@ -211,7 +227,8 @@ struct Kernels {
 };
 
 #define KERNELS(of) \
-  { #of, of::hidden_part, of::output_part, of::clamped_hidden_part, of::clamped_output_part, of::linear_part, of::norm_part, \
+  { #of, of::hidden_part, of::output_part, of::clamped_hidden_part, of::clamped_output_part, of::linear_part, \
+    of::linear_floats_part, of::norm_part, \
     of::attention_part, of::LANES, of::PAIRS, \
     of::COLUMN_GRAIN, of::NEURON_GRAIN }
 
@@ -444,6 +461,20 @@ void pick_rows(const uint16_t *logits, size_t begin, size_t end, int64_t experts
   }
 }
 
+// The first row of each tile of `count` rows, and the end of the last one. A tile is neighbouring rows of one sequence.
+std::vector<size_t> tiles_of(const AttentionRow *rows, size_t count, size_t group) {
+  std::vector<size_t> firsts{0};
+  for (size_t n = 1; n < count; n++) {
+    const AttentionRow &row = rows[n], &before = rows[n - 1];
+    const bool next = row.keys == before.keys && row.row == before.row + 1 && row.length == before.length + 1 &&
+                      (row.first == before.first || row.first == before.first + 1);
+    const size_t scores = (row.length + 1 - rows[firsts.back()].first) * group, together = n - firsts.back() + 1;
+    if (!next || together * group > QUERIES_TOGETHER || together * scores > SCORES_TOGETHER) firsts.push_back(n);
+  }
+  firsts.push_back(count);
+  return firsts;
+}
+
 }  // namespace
 
 extern "C" {
@@ -598,6 +629,13 @@ int64_t greenroom_route_confined(const void *weight, const void *x, int64_t rows
   return count;
 }
 
+// out[rows, outputs] = x[rows, inputs] times the transposed weights[outputs, inputs], of floats.
+void greenroom_linear_floats(const void *weights, const void *x, void *out, int64_t rows, int64_t inputs, int64_t outputs,
+                             unsigned threads) {
+  LinearFloats job{(const float *)weights, (const float *)x, (float *)out, (size_t)inputs, (size_t)outputs, (size_t)rows};
+  spread(outputs, 4, threads, [&](size_t begin, size_t end) { kernels.linear_floats(job, begin, end); });
+}
+
 // RMSNorm of x[rows, width]. Rows and weight are bf16; it is computed in fp32.
 void greenroom_rms_norm(const void *x, const void *weight, void *out, int64_t rows, int64_t width, float epsilon) {
   norm_rows(x, weight, out, rows, width, epsilon, 1);
@@ -668,21 +706,29 @@ void greenroom_after_attention(const AttentionWeights *of, const void *mixed, in
 int greenroom_attention_granularity() { return 2 * kernels.lanes; }
 
 // Causal attention of `count` rows, each over its own sequence up to itself, with `group` query heads to a key head
-// (grouped-query attention). First all new keys and values are written into the KV caches. Then out[row, head, value_dim]
-// is computed. The three tensors are given as address, row stride and head stride.
+// (grouped-query attention). First all new keys and values are written into the KV caches, unless their addresses are
+// null. Then out[row, head, value_dim] is computed. The three tensors are given as address, row stride and head stride.
+// `sinks[query heads]`, bf16, have a share of the softmax and no value; null: there are none.
 void greenroom_attention(const int64_t *queries, const int64_t *new_keys, const int64_t *new_values,
                          const void *rows, int64_t count, void *out, int64_t key_heads, int64_t group,
-                         int64_t key_dim, int64_t value_dim, float scale, unsigned threads) {
+                         int64_t key_dim, int64_t value_dim, float scale, const void *sinks, unsigned threads) {
+  if (count <= 0) return;
   auto heads = [](const int64_t *of) { return Heads{(const uint16_t *)of[0], of[1], of[2]}; };
-  Attention job{heads(queries),    heads(new_keys), heads(new_values), (const AttentionRow *)rows, (uint16_t *)out,
-                (size_t)key_heads, (size_t)group,   (size_t)key_dim,   (size_t)value_dim,          scale};
-  for (int64_t n = 0; n < count; n++)
+  const std::vector<size_t> tiles = tiles_of((const AttentionRow *)rows, count, group);
+  Attention job{heads(queries), heads(new_keys),       heads(new_values),      (const AttentionRow *)rows,
+                tiles.data(),   (const uint16_t *)sinks, (uint16_t *)out,        (size_t)key_heads,
+                (size_t)group,  (size_t)key_dim,         (size_t)value_dim,      scale};
+  for (int64_t n = 0; job.new_keys.first && n < count; n++)
     for (int64_t head = 0; head < key_heads; head++) {
       const AttentionRow &row = job.rows[n];
       const int64_t at = head * row.capacity + row.length;
       memcpy((uint16_t *)row.keys + at * key_dim, job.new_keys.at(row.row, head), key_dim * 2);
       memcpy((uint16_t *)row.values + at * value_dim, job.new_values.at(row.row, head), value_dim * 2);
     }
-  spread(count * key_heads, 1, threads, [&](size_t begin, size_t end) { kernels.attention(job, begin, end); });
+  // Later tiles see more keys, so a thread takes the last one that is left.
+  std::atomic<int64_t> left{(int64_t)(tiles.size() - 1) * key_heads};
+  together(threads, [&](size_t, size_t) {
+    for (int64_t unit; (unit = left.fetch_sub(1) - 1) >= 0;) kernels.attention(job, unit, unit + 1);
+  });
 }
 }

@@ -164,6 +164,9 @@ class NativeRows:
             *(pointer, count, pointer, pointer, pointer, ctypes.c_uint),
         ]
         self._route_confined.restype = count
+        self._linear_floats = library.greenroom_linear_floats
+        self._linear_floats.argtypes = [pointer, pointer, pointer, count, count, count, ctypes.c_uint]
+        self._linear_floats.restype = None
         self._rms_norm = library.greenroom_rms_norm
         self._rms_norm.argtypes = [pointer, pointer, pointer, count, count, ctypes.c_float]
         self._rms_norm.restype = None
@@ -173,7 +176,7 @@ class NativeRows:
         self._attention = library.greenroom_attention
         self._attention.argtypes = [
             *(pointer, pointer, pointer, pointer, count, pointer),
-            *(count, count, count, count, ctypes.c_float, ctypes.c_uint),
+            *(count, count, count, count, ctypes.c_float, pointer, ctypes.c_uint),
         ]
         self._attention.restype = None
         layer = ctypes.POINTER(AttentionWeights)
@@ -222,10 +225,15 @@ class NativeRows:
         finally:
             self._alone = before
 
+    def remove_limits(self) -> None:
+        """From now on the kernels compute everything that they can."""
+        self.limits = RowLimits(ANY_ROWS, ANY_ROWS, ANY_ROWS)
+
     @contextmanager
     def without_limits(self) -> Iterator[None]:
         """Within it the kernels compute everything that they can."""
-        before, self.limits = self.limits, RowLimits(ANY_ROWS, ANY_ROWS, ANY_ROWS)
+        before = self.limits
+        self.remove_limits()
         try:
             yield
         finally:
@@ -243,6 +251,16 @@ class NativeRows:
         self._linear(
             *(weight.data_ptr(), None if bias is None else bias.data_ptr(), rows.data_ptr(), out.data_ptr()),
             *(count, inputs, outputs, threads),
+        )
+        return out
+
+    def linear_floats(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """``rows[R, inputs]`` through ``weight[outputs, inputs]``, all of floats: ``[R, outputs]``."""
+        (count, inputs), outputs = rows.shape, weight.shape[0]
+        out = torch.empty(count, outputs)
+        self._linear_floats(
+            *(weight.data_ptr(), rows.data_ptr(), out.data_ptr(), count, inputs, outputs),
+            self._threads(outputs * inputs),
         )
         return out
 
@@ -420,21 +438,29 @@ class NativeRows:
         sequences: NDArray[np.int64],
         out: torch.Tensor,
         scale: float,
+        *,
+        sinks: torch.Tensor | None = None,
+        write: bool = True,
     ) -> None:
         """Attention row by row, each over its sequence up to itself. All new keys and values are written to the
-        sequences' memory first, so several rows may belong to one sequence.
+        sequences' memory first, so several rows may belong to one sequence. A row's result does not depend on others.
 
         ``queries[T, heads, D]``, ``keys[T, key heads, D]`` and ``values`` of a step must have a contiguous last axis.
         ``out[T, heads, value D]``: only rows named in ``sequences`` are written. ``sequences[n, 6]``: the row in the
         step, the addresses of the sequence's keys and values ``[key heads, stride, D]``, the stride, how many rows
-        come before it, and the first key that it sees.
+        come before it, and the first key that it sees. ``sinks[heads]``: scores that have a share of the softmax and no
+        value, as gpt-oss has them. ``write``: False if the sequences' memory has them already.
         """
         _, key_heads, key_dim = keys.shape
-        strides = [array("q", (t.data_ptr(), t.stride(0), t.stride(1))) for t in (queries, keys, values)]
+        strides = [
+            array("q", (tensor.data_ptr() if written else 0, tensor.stride(0), tensor.stride(1)))
+            for tensor, written in ((queries, True), (keys, write), (values, write))
+        ]
         self._attention(
             *(of.buffer_info()[0] for of in strides),
             *(sequences.ctypes.data, len(sequences), out.data_ptr()),
             *(key_heads, queries.shape[1] // key_heads, key_dim, values.shape[2], scale),
+            None if sinks is None else sinks.data_ptr(),
             self._threads(int(sequences[:, 4].sum()) * key_heads * key_dim * 2),
         )
 

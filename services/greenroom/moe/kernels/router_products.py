@@ -1,0 +1,62 @@
+"""A router's linear map by the compiled products, while the family's own code runs around it.
+
+torch sums a row's products in another order when other rows are beside it, so that a pick between two experts that are
+nearly as good would depend on them.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from greenroom.moe.kernels.native.rows import NativeRows
+
+
+def use_native_linear(router: nn.Module, native: NativeRows) -> None:
+    """From now on the compiled products compute the linear maps of this ``router``, whose weights are on the CPU."""
+    inner = router.forward
+
+    def forward(_: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        with _NativeLinear(native):
+            return inner(*args, **kwargs)
+
+    router.forward = types.MethodType(forward, router)
+
+
+class _NativeLinear(TorchFunctionMode):
+    """Affects only the thread that enters it."""
+
+    def __init__(self, native: NativeRows) -> None:
+        super().__init__()
+        self._native = native
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is nn.functional.linear:
+            found = self._linear(*args, **(kwargs or {}))
+            if found is not None:
+                return found
+        return func(*args, **(kwargs or {}))
+
+    def _linear(
+        self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor | None:
+        """None: not by the compiled products."""
+        inputs = weight.shape[-1]
+        rows = input.reshape(-1, inputs).contiguous()
+        if input.dtype is not weight.dtype or not weight.is_contiguous() or len(rows) > self._native.most_rows:
+            return None
+        if weight.dtype is torch.float32:
+            out = self._native.linear_floats(rows, weight)
+            if bias is not None:
+                out += bias
+        elif weight.dtype is torch.bfloat16 and inputs % 2 == 0:
+            out = self._native.linear(rows, weight, bias)
+        else:
+            return None
+        return out.view(*input.shape[:-1], len(weight))
