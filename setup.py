@@ -14,7 +14,10 @@ setup(
             [f"{NATIVE}/rows.cpp"],
             depends=[
                 f"{NATIVE}/{name}.inc"
-                for name in ("rows_kernel", "pair_products", "matrix_products", "float_products", "column_products")
+                for name in (
+                    *("rows_kernel", "pair_products", "matrix_products", "float_products", "column_products"),
+                    "mxfp4_products",
+                )
             ],
             language="c++",
             # GCC warns of its own headers: intrinsics that leave a vector undefined.
