@@ -1,4 +1,4 @@
-"""gpt-oss checkpoints as they really ship: blocks of 4-bit numbers with 8-bit scales in place of the experts' matrices."""
+"""gpt-oss checkpoints as they really ship: blocks of 4-bit numbers with 8-bit scales in the place of matrices."""
 
 from __future__ import annotations
 

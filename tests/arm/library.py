@@ -162,7 +162,9 @@ def _experts(
     if len(rest) > 1:  # with alpha and limit: gpt-oss's, with biases
         sizes = [sizes[0], 2 * inner, sizes[1], hidden]
     if mxfp4:
-        sizes = [part for size, bias in zip(sizes[::2], sizes[1::2], strict=True) for part in (size // 4, size // 64, bias)]
+        sizes = [
+            part for size, bias in zip(sizes[::2], sizes[1::2], strict=True) for part in (size // 4, size // 64, bias)
+        ]
     addresses = words_at(weights, len(sizes) * count)
     there = np.array([call.of(at, size) for at, size in zip(addresses.tolist(), sizes * count, strict=True)])
     bounds = words_at(starts, count + 1)

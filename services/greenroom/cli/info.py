@@ -48,7 +48,8 @@ def info(model: str | None, revision: str | None, offline: bool, dtype: str, exp
         ("MoE layers", f"{summary.moe_layers} with {summary.experts_per_layer} experts, top-{summary.top_k}"),
         (
             "experts",
-            f"{summary.experts} of {format_bytes(summary.expert_bytes)}: {format_bytes(summary.all_experts_bytes)}{kept}",
+            f"{summary.experts} of {format_bytes(summary.expert_bytes)}: "
+            f"{format_bytes(summary.all_experts_bytes)}{kept}",
         ),
         ("dense weights", format_bytes(summary.dense_bytes)),
         ("KV", kv),

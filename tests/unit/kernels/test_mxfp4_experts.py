@@ -62,7 +62,13 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     )
 
 
-@given(st.integers(1, 40), widths, widths, st.sampled_from([(118, 126), (0, 8), (100, 140), ALL_SCALES]), st.integers(0, 2**31))
+@given(
+    st.integers(1, 40),
+    widths,
+    widths,
+    st.sampled_from([(118, 126), (0, 8), (100, 140), ALL_SCALES]),
+    st.integers(0, 2**31),
+)
 @settings(max_examples=60, deadline=None)
 def test_products_are_those_of_the_expanded_weights(
     count: int, hidden: int, inner: int, scales: tuple[int, int], seed: int

@@ -133,8 +133,8 @@ class RecordLayout:
 class PackLayer:
     """One MoE layer: ``name`` is the dotted path of its experts module, ``top_k`` its router's picks a row.
 
-    Or one whole model, ``name`` being the expert's. ``format``: what the tensors of a record mean. Packs that do not name
-    it are older, and plain.
+    Or one whole model, ``name`` being the expert's. ``format``: what the tensors of a record mean. Packs that do not
+    name it are older, and plain.
     """
 
     name: str

@@ -1,11 +1,11 @@
-"""MXFP4 as gpt-oss ships it: codes of 4 bits, and for each 32 of them, which neighbour along the inputs, a scale of 8 bits.
+"""MXFP4 as gpt-oss ships it: codes of 4 bits, and for each 32 that neighbour along the inputs a scale of 8 bits.
 
 A code is a sign, two bits of exponent and one of mantissa (E2M1): 0, 0.5, 1, 1.5, 2, 3, 4, 6. A scale is an exponent
 (E8M0): ``2 ** (scale - 127)``; 255 is no number. (OCP Microscaling Formats v1.0.)
 
-In a record the codes lie in the order in which the compiled products use them (``kernels/native/mxfp4_products.inc``), and
-the scales in a tensor of their own. Both have a *panel* of 32 outputs after the other, and in a panel a *unit* of 32
-inputs after the other:
+In a record the codes lie in the order in which the compiled products use them (``native/mxfp4_products.inc``), and the
+scales in a tensor of their own. Both have a *panel* of 32 outputs after the other, and in a panel a *unit* of 32 inputs
+after the other:
 
 - ``codes[panels, units, 512]``: eight rows of 16 words of 32 bits, little-endian. Byte ``b`` of word ``w`` in row ``r``
   has input ``4 r + b`` of the unit, in its low half for output ``2 w`` of the panel, in its high half for ``2 w + 1``.
@@ -14,6 +14,7 @@ inputs after the other:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -64,8 +65,8 @@ class Mxfp4:
         inputs, outputs = tensor.shape
         if inputs % BLOCK or outputs % BLOCK:
             raise CorruptCheckpoint(
-                f"an expert's {tensor.name} is {inputs} by {outputs} by the configuration, and MXFP4 needs multiples of "
-                f"{BLOCK}"
+                f"an expert's {tensor.name} is {inputs} by {outputs} by the configuration, and MXFP4 needs multiples "
+                f"of {BLOCK}"
             )
         return (outputs, inputs // BLOCK, BLOCK // 2), (outputs, inputs // BLOCK)
 
@@ -73,7 +74,7 @@ class Mxfp4:
         blocks, scales = (part.view(shape) for part, shape in zip(stored, self.stored_shapes(tensor), strict=True))
         # With such scales any code is a number of the dtype.
         most = torch.finfo(tensor.dtype).max
-        safe = _BIAS + int(torch.frexp(torch.tensor(most / _LARGEST, dtype=torch.float64)).exponent) - 1
+        safe = _BIAS + math.frexp(most / _LARGEST)[1] - 1
         if int(scales.max()) <= safe:
             return
         if bool((scales == NOT_A_NUMBER).any()):
@@ -82,7 +83,8 @@ class Mxfp4:
         magnitudes = torch.maximum(blocks[large] & 7, blocks[large] >> 4 & 7).amax(dim=-1)
         largest = _numbers_of(magnitudes.int()).double() * torch.exp2(scales[large].double() - _BIAS)
         if bool((largest > most).any()):
-            raise BadCodes(1, f"has a scale of {int(scales[large][largest.argmax()])}, whose weights {tensor.dtype} lacks")
+            worst = int(scales[large][largest.argmax()])
+            raise BadCodes(1, f"has a scale of {worst}, whose weights {tensor.dtype} lacks")
 
     def make(self, tensor: ExpertTensor, stored: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         blocks, scales = (part.view(shape) for part, shape in zip(stored, self.stored_shapes(tensor), strict=True))
@@ -127,9 +129,8 @@ def _expand(codes: torch.Tensor, scales: torch.Tensor, into: torch.Tensor) -> No
     for first in range(0, panels, step):
         some = codes[first : first + step].view(-1, units, _ROWS, _WORDS, _LANE_INPUTS)
         numbers = _numbers_of(torch.stack([some & 15, some >> 4], dim=-1).int())
-        numbers *= _scales_of(scales[first : first + step]).view(-1, units, 2, _WORDS).permute(0, 1, 3, 2)[
-            :, :, None, :, None, :
-        ]
+        by_parity = _scales_of(scales[first : first + step]).view(-1, units, 2, _WORDS)
+        numbers *= by_parity.permute(0, 1, 3, 2).unsqueeze(2).unsqueeze(4)
         rows = numbers.permute(1, 2, 4, 0, 3, 5).reshape(units * BLOCK, -1)
         into[:, first * BLOCK : (first + step) * BLOCK].copy_(rows)
 
@@ -137,12 +138,13 @@ def _expand(codes: torch.Tensor, scales: torch.Tensor, into: torch.Tensor) -> No
 def _numbers_of(codes: torch.Tensor) -> torch.Tensor:
     """In float32, of codes in int32."""
     magnitudes = codes & 7
-    from_one = ((magnitudes + 252) << 22).view(torch.float32)  # the code's bits are the exponent's last, and the mantissa's first
+    # From 1 on, the code without its sign is the exponent's last bits and the mantissa's first one.
+    from_one = ((magnitudes + 252) << 22).view(torch.float32)
     numbers = torch.where(magnitudes < 2, magnitudes * 0.5, from_one)
     return torch.where(codes > 7, -numbers, numbers)
 
 
 def _scales_of(codes: torch.Tensor) -> torch.Tensor:
-    """In float32, by their bits: powers computed on a device need not be exact."""
+    """In float32, by their bits: powers that a device computes need not be exact."""
     exponents = codes.int()
     return torch.where(exponents == 0, 1 << 22, exponents << 23).view(torch.float32)

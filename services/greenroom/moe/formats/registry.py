@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from greenroom.checkpoints.quantized import quantization_method
 from greenroom.core.errors import UnknownName
 from greenroom.moe.formats.expert_format import PLAIN_FORMAT, ExpertFormat
 from greenroom.moe.formats.mxfp4 import MXFP4

@@ -52,8 +52,9 @@ class LayerHook:
 
     ``layer``: its number, from 0. ``native``: the compiled products that compute it (None: torch does), and ``gate``:
     of experts that are not SwiGLU. ``products``: those of ``native`` for its records (None: ``NativeRows.experts``).
-    ``expand``: makes numbers of its records for torch's products (None: they hold numbers). ``masking``: why its router can not be masked (None: it can). ``rerouted[T]``: which
-    rows the router's mask has changed, still on the device; it is copied to RAM together with the picks.
+    ``expand``: makes numbers of its records for torch's products (None: they hold numbers). ``masking``: why its router
+    can not be masked (None: it can). ``rerouted[T]``: which rows the router's mask has changed, still on the device; it
+    is copied to RAM together with the picks.
     """
 
     __slots__ = ("expand", "gate", "layer", "masking", "model_hooks", "native", "products", "rerouted")

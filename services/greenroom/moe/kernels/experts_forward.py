@@ -117,7 +117,7 @@ def expert_of(module: Any) -> Compute:
 
 
 def expert_by_torch(module: Any, rows: torch.Tensor, weights: ExpertWeights) -> torch.Tensor:
-    """One expert as described by transformers' interface. ``weights``: numbers, in the order of ``MoeLayer.tensors``."""
+    """One expert as described by transformers' interface. ``weights``: numbers, as ``MoeLayer.tensors``."""
     if module.has_bias:
         up, up_bias, down, down_bias = weights
     else:

@@ -117,9 +117,7 @@ class ExpertPlan:
     CorruptCheckpoint if tensors are missing or do not have the shapes that the configuration says.
     """
 
-    def __init__(
-        self, checkpoint: Checkpoint, dtype: torch.dtype, expert_format: ExpertFormat = PLAIN_FORMAT
-    ) -> None:
+    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, expert_format: ExpertFormat = PLAIN_FORMAT) -> None:
         """``expert_format``: of the records. It is plain, or the one that the checkpoint ships its experts in."""
         self.checkpoint = checkpoint
         self.dtype = dtype

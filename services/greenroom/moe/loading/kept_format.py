@@ -1,4 +1,4 @@
-"""Whether a checkpoint's experts stay as they are stored, or are expanded to the model's dtype while they are packed."""
+"""Whether a checkpoint's experts stay as they are stored, or become numbers of the model's dtype in their pack."""
 
 from __future__ import annotations
 
@@ -19,7 +19,12 @@ EXPERTS_AS: Final = ("auto", "stored", "expanded")
 
 
 def kept_format(
-    checkpoint: Checkpoint, dtype: str = "auto", experts_as: str = "auto", *, products: str = "auto", device: str = "cpu"
+    checkpoint: Checkpoint,
+    dtype: str = "auto",
+    experts_as: str = "auto",
+    *,
+    products: str = "auto",
+    device: str = "cpu",
 ) -> ExpertFormat:
     """The format of the records that a checkpoint's experts are packed in.
 

@@ -42,8 +42,8 @@ class WorkerConfig:
     - ``expert_memory``, ``host_memory``, ``kv_memory``: ``auto`` or a size such as ``2GiB``. The experts' two may also
       be a share of all experts, such as ``25%``. ``host_memory`` ``auto`` is none where the device tier is RAM.
     - ``device``: ``cpu``, ``cuda`` or ``auto`` (a GPU where there is one).
-    - ``experts_as``: quantised experts stay as ``stored`` in the checkpoint, or are ``expanded`` to ``dtype`` while they
-      are packed. ``auto``: as stored where compiled products take them so.
+    - ``experts_as``: quantised experts stay as ``stored`` in the checkpoint, or are ``expanded`` to ``dtype`` while
+      they are packed. ``auto``: as stored where compiled products take them so.
     - ``products``: the compiled matrix products (``native``), those of ``torch``, or ``auto``.
     - ``compiled_rows``: up to how many rows the compiled products are used: ``measure``, ``auto`` (measured where the
       processor multiplies bf16 itself, else all), or fixed, ``8`` or ``PRODUCT,DECODE,PROMPT``.

@@ -129,7 +129,6 @@ class ModelRuntime:
         self._products = describe_products(loaded.native, loaded.dtype)
         max_model_len = min(loaded.max_model_len, config.max_model_len or loaded.max_model_len, ragged.max_positions)
 
-
         def needs_at(config: WorkerConfig, length: int) -> Needs:
             return needs_of(
                 *(loaded.model, self.pack.manifest, ragged, config, length, self.profile),
