@@ -29,6 +29,8 @@ class ExpertFormat(Protocol):
 
     name: str
     """In packs and to people."""
+    version: int
+    """Increased when the same tensors are to give other records."""
 
     def record(self, layer: MoeLayer) -> RecordLayout:
         """Of each expert of the layer."""
@@ -68,6 +70,7 @@ class Plain:
     """The numbers themselves, in the model's dtype. No tensor is stored otherwise, so nothing is made or expanded."""
 
     name = PLAIN
+    version = 1
 
     def record(self, layer: MoeLayer) -> RecordLayout:
         return RecordLayout.of(map(plain_record, layer.tensors))

@@ -44,6 +44,7 @@ class Mxfp4:
     """Matrices ``[inputs, outputs]`` with both widths multiples of 32. Whatever else an expert has is in its dtype."""
 
     name = "mxfp4"
+    version = 1
 
     def record(self, layer: MoeLayer) -> RecordLayout:
         return RecordLayout.of(self._record(layer))

@@ -187,7 +187,7 @@ class ExpertPlan:
     def description(self) -> str:
         """Everything besides the weights that determines the converted experts."""
         own = self.expert_format
-        lines = [] if own is PLAIN_FORMAT else [f"{own.name} {own.record(self.layers[0])}"]
+        lines = [] if own is PLAIN_FORMAT else [f"{own.name} {own.version}"]
         for layer, recipes in zip(self.layers, self.recipes, strict=True):
             lines.append(repr(layer))
             for recipe in recipes:
