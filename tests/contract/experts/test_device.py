@@ -23,6 +23,7 @@ from tests.waiting import until
 
 PROMPTS = [one.prompt for task in TASKS for one in samples(task, 2, seed=5)]
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+SHORT = [prompt[:60] for prompt in PROMPTS[:3]]
 MIXED = [
     SamplingParams(temperature=0, max_tokens=4, ignore_eos=True),
     SamplingParams(temperature=0.8, seed=1, max_tokens=4, ignore_eos=True, logprobs=2),
@@ -186,10 +187,10 @@ def test_experts_stay_as_they_are_stored(device: Device, tmp_path: Path) -> None
     seen = []
     for kept, memory in (("expanded", "100%"), ("stored", "100%"), ("stored", "25%")):
         with device.llm(memory, model=str(folder), experts_as=kept) as llm:
-            texts(llm, PROMPTS[:1])
+            texts(llm, SHORT[:1])
             engine, before = llm.worker.experts, llm.worker.experts.counters.steps
             with device.watch() as watch:
-                found = texts(llm, PROMPTS[:3])
+                found = texts(llm, SHORT)
             assert len(watch.blocking) == (engine.counters.steps - before) * (engine.catalogue.layers + 1)
             assert llm.worker.pack.manifest.formats == ("mxfp4" if kept == "stored" else "plain",)
             seen.append(found)

@@ -33,11 +33,14 @@ _BIAS: Final = 127
 _LARGEST: Final = 6.0
 _ROWS, _WORDS, _LANE_INPUTS = 8, 16, 4  # of a unit
 
-_AT_ONCE: Final = 1 << 19
-"""Weights that are expanded at a time."""
+_AT_ONCE: Final = 1 << 20
+"""Weights that are expanded at a time: few enough that what they take meanwhile stays in the processor's cache."""
 
-_EXPANDING_BYTES: Final = 32
-"""For a weight meanwhile: its code, magnitude and number in 32 bits each, and what these are made of."""
+_EXPANDING_BYTES: Final = 8
+"""Of a weight meanwhile: an eighth of them is made at a time, by up to six numbers of 32 bits each; and their scales."""
+
+_ONE_HALF: Final = 0x3F000000
+"""As the bits of a float."""
 
 
 class Mxfp4:
@@ -127,22 +130,26 @@ def _expand(codes: torch.Tensor, scales: torch.Tensor, into: torch.Tensor) -> No
     """Exact: products with powers of two, of which ``into``'s dtype has each. Some panels at a time."""
     panels, units, _ = codes.shape
     step = max(1, _AT_ONCE // (units * BLOCK * BLOCK))
+    places = into.view(units, _ROWS, _LANE_INPUTS, panels, _WORDS, 2)
     for first in range(0, panels, step):
-        some = codes[first : first + step].view(-1, units, _ROWS, _WORDS, _LANE_INPUTS)
-        numbers = _numbers_of(torch.stack([some & 15, some >> 4], dim=-1).int())
-        by_parity = _scales_of(scales[first : first + step]).view(-1, units, 2, _WORDS)
-        numbers *= by_parity.permute(0, 1, 3, 2).unsqueeze(2).unsqueeze(4)
-        rows = numbers.permute(1, 2, 4, 0, 3, 5).reshape(units * BLOCK, -1)
-        into[:, first * BLOCK : (first + step) * BLOCK].copy_(rows)
+        some = slice(first, first + step)
+        words = codes[some].view(torch.int32).view(-1, units, _ROWS, _WORDS)
+        by_parity = _scales_of(scales[some]).view(-1, units, 2, 1, _WORDS)
+        for place in range(_LANE_INPUTS):
+            for parity in range(2):
+                numbers = _numbers_of(words >> 8 * place + 4 * parity)
+                numbers *= by_parity[:, :, parity]
+                places[:, :, place, some, :, parity].copy_(numbers.permute(1, 2, 0, 3))
 
 
 def _numbers_of(codes: torch.Tensor) -> torch.Tensor:
-    """In float32, of codes in int32."""
+    """In float32, of codes in the lowest bits of int32, by their bits: a table would have to be brought to a device."""
     magnitudes = codes & 7
     # From 1 on, the code without its sign is the exponent's last bits and the mantissa's first one.
-    from_one = ((magnitudes + 252) << 22).view(torch.float32)
-    numbers = torch.where(magnitudes < 2, magnitudes * 0.5, from_one)
-    return torch.where(codes > 7, -numbers, numbers)
+    bits = (magnitudes + 252).bitwise_left_shift_(22)
+    bits = torch.where(magnitudes < 2, magnitudes * _ONE_HALF, bits)
+    bits |= (codes & 8).bitwise_left_shift_(28)
+    return bits.view(torch.float32)
 
 
 def _scales_of(codes: torch.Tensor) -> torch.Tensor:
