@@ -109,12 +109,12 @@ class Expander:
     def __call__(self, weights: ExpertWeights) -> ExpertWeights:
         """The expert's tensors as numbers, in the order of ``MoeLayer.tensors``; valid until the next call."""
         into = self._into
-        if into is None:
-            with torch.inference_mode(False):  # memory of any later call, within inference mode or not
-                into = self._into = tuple(
-                    torch.empty(tensor.shape, dtype=tensor.dtype, device=weights[0].device)
-                    for tensor in self._layer.tensors
-                )
+        # Tensors of inference mode can not be written to outside of it.
+        if into is None or (into[0].is_inference() and not torch.is_inference_mode_enabled()):
+            into = self._into = tuple(
+                torch.empty(tensor.shape, dtype=tensor.dtype, device=weights[0].device)
+                for tensor in self._layer.tensors
+            )
         with torch.no_grad():
             self._format.expand(self._layer, weights, into)
         return into
