@@ -86,7 +86,7 @@ class Plain:
 
     def expand(self, layer: MoeLayer, weights: ExpertWeights, into: ExpertWeights) -> None:
         for target, tensor in zip(into, weights, strict=True):
-            target.copy_(tensor)
+            target[:] = tensor
 
     def expanding_bytes(self, layer: MoeLayer) -> int:
         return 0

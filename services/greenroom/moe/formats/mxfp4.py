@@ -112,7 +112,7 @@ class Mxfp4:
             if _is_coded(tensor):
                 _expand(next(left), next(left), target)
             else:
-                target.copy_(next(left))
+                target[:] = next(left)
 
     def expanding_bytes(self, layer: MoeLayer) -> int:
         widest = max(tensor.shape[0] for tensor in layer.tensors if _is_coded(tensor))
@@ -139,7 +139,7 @@ def _expand(codes: torch.Tensor, scales: torch.Tensor, into: torch.Tensor) -> No
             for parity in range(2):
                 numbers = _numbers_of(words >> 8 * place + 4 * parity)
                 numbers *= by_parity[:, :, parity]
-                places[:, :, place, some, :, parity].copy_(numbers.permute(1, 2, 0, 3))
+                places[:, :, place, some, :, parity] = numbers.permute(1, 2, 0, 3)
 
 
 def _numbers_of(codes: torch.Tensor) -> torch.Tensor:
