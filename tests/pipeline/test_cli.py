@@ -19,8 +19,8 @@ from greenroom.moe.loading.checkpoint import resolve
 from greenroom.moe.loading.load_model import load
 from greenroom.worker.model import model_runtime
 from greenroom.worker.model.memory_needs import dense_bytes
-from tests.pipeline.commands import commands, complaint_of, output_of, result_of
 from tests.mxfp4_checkpoints import save_mxfp4
+from tests.pipeline.commands import commands, complaint_of, output_of, result_of
 from tests.random_checkpoints import save_random
 
 Run = Callable[..., tuple[str, str]]
