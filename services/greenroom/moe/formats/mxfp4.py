@@ -37,7 +37,7 @@ _AT_ONCE: Final = 1 << 20
 """Weights that are expanded at a time: few enough that what they take meanwhile stays in the processor's cache."""
 
 _EXPANDING_BYTES: Final = 8
-"""Of a weight meanwhile. An eighth of them is made at a time, by up to six numbers of 32 bits each, and their scales."""
+"""Of a weight meanwhile. An eighth of them is made at a time, by up to six numbers of 32 bits each; and the scales."""
 
 _ONE_HALF: Final = 0x3F000000
 """As the bits of a float."""
