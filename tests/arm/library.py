@@ -11,6 +11,7 @@ import mmap
 import subprocess
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -155,11 +156,15 @@ def _linear(
 
 def _experts(
     call: Call, weights: int, starts: int, count: int, hidden: int, inner: int, x: int, tokens: int, scales: int,
-    out: int, add: bool, *rest: Any,
+    out: int, add: bool, *rest: Any, mxfp4: bool = False,
 ) -> list[Any]:  # fmt: skip
     sizes = [2 * inner * hidden, hidden * inner]
     if len(rest) > 1:  # with alpha and limit: gpt-oss's, with biases
         sizes = [sizes[0], 2 * inner, sizes[1], hidden]
+    if mxfp4:
+        sizes = [
+            part for size, bias in zip(sizes[::2], sizes[1::2], strict=True) for part in (size // 4, size // 64, bias)
+        ]
     addresses = words_at(weights, len(sizes) * count)
     there = np.array([call.of(at, size) for at, size in zip(addresses.tolist(), sizes * count, strict=True)])
     bounds = words_at(starts, count + 1)
@@ -273,6 +278,7 @@ _ARGUMENTS: Final[dict[str, Callable[..., list[Any]]]] = {
     "greenroom_linear": _linear,
     "greenroom_experts": _experts,
     "greenroom_clamped_experts": _experts,
+    "greenroom_mxfp4_experts": partial(_experts, mxfp4=True),
     "greenroom_all_experts": _all_experts,
     "greenroom_add_rows": _add_rows,
     "greenroom_route": _route,

@@ -16,6 +16,7 @@ import torch
 
 from greenroom.core.units import MIB
 from tests.integration.server import Server
+from tests.mxfp4_checkpoints import save_mxfp4
 from tests.random_checkpoints import save_random
 
 CHILD = """
@@ -80,6 +81,40 @@ def test_peak_memory_stays_within_what_was_announced(large: Path, tmp_path: Path
     # Over what each process had before: how much of the libraries is mapped differs by 60 MiB between two starts.
     taken, less = (own["peak"] - own["base"] for own in (resident, quarter))
     assert taken - less > 0.6 * quarter["all_experts"], "the budget is what made the difference"
+
+
+AS_STORED = """
+from greenroom import LLM, SamplingParams
+with LLM(sys.argv[1], cache_dir=Path(sys.argv[2]), expert_memory="25%", products=sys.argv[3], experts_as=sys.argv[4],
+         max_running=8, tokens_per_step=128, prefill_chunk=64, warm_start=False) as llm:
+    prompts = [[(7 * n + 3 * i) % 250 + 4 for i in range(40 + n)] for n in range(8)]
+    llm.generate(prompts, SamplingParams(temperature=0.8, seed=1, max_tokens=12, ignore_eos=True))
+    plan = llm.worker.plan
+    figures = {"announced": plan.total, "base": plan.base, "experts": plan.expert_bytes, "workspace": plan.workspace,
+               "all_experts": plan.experts * plan.slot_bytes, "evictions": llm.worker.experts.counters.evictions}
+"""
+
+
+@pytest.fixture(scope="module")
+def large_mxfp4(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """64 experts of 1.6 MiB in MXFP4, and of 6 MiB in bf16."""
+    return save_mxfp4(
+        tmp_path_factory.mktemp("mxfp4") / "model", tokenizer=True, hidden_size=512, intermediate_size=2048,
+        num_hidden_layers=4, num_local_experts=16, head_dim=64, layer_types=["sliding_attention", "full_attention"] * 2,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("products", ["auto", "torch"])
+def test_peak_memory_of_experts_that_stay_as_they_are_stored(large_mxfp4: Path, tmp_path: Path, products: str) -> None:
+    stored = run(AS_STORED, str(large_mxfp4), str(tmp_path), products, "stored")
+    assert stored["evictions"] > 0
+    assert stored["peak"] <= stored["announced"]
+    if products == "torch":
+        return
+    expanded = run(AS_STORED, str(large_mxfp4), str(tmp_path), products, "expanded")
+    assert expanded["peak"] <= expanded["announced"]
+    assert stored["all_experts"] < expanded["all_experts"] / 3.7
+    assert stored["announced"] - stored["base"] < expanded["announced"] - expanded["base"] - 60 * MIB
 
 
 @pytest.mark.full

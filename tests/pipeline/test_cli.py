@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import signal
@@ -13,10 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from greenroom.experts.pack.pack_file import PackFile
 from greenroom.moe.loading.checkpoint import resolve
 from greenroom.moe.loading.load_model import load
 from greenroom.worker.model import model_runtime
 from greenroom.worker.model.memory_needs import dense_bytes
+from tests.mxfp4_checkpoints import save_mxfp4
 from tests.pipeline.commands import commands, complaint_of, output_of, result_of
 from tests.random_checkpoints import save_random
 
@@ -64,6 +67,22 @@ def test_info_says_what_a_checkpoint_is(run: Run, checkpoint: Path) -> None:
     assert facts["experts"] == facts["moe_layers"] * facts["experts_per_layer"]
     assert facts["refused"] is None
     assert facts["kv_bytes_per_token"] > 0
+
+
+def test_quantised_experts_are_said_and_packed_as_they_are_kept(run: Run, tmp_path: Path) -> None:
+    folder = str(save_mxfp4(tmp_path / "m"))
+    assert ", as mxfp4 (--experts-as)" in run("info", folder, "--experts-as", "stored")[0]
+    assert "as mxfp4" not in run("info", folder, "--experts-as", "expanded")[0]
+    sizes = {}
+    for kept, name in (("stored", "mxfp4"), ("expanded", "plain")):
+        facts = json.loads(run("info", folder, "--experts-as", kept, "--json")[0])
+        assert facts["expert_format"] == name
+        with contextlib.closing(PackFile.open(Path(run("pack", folder, "--experts-as", kept)[0].strip()))) as pack:
+            assert pack.manifest.formats == (name,)
+            assert facts["expert_bytes"] == pack.manifest.layers[0].layout.nbytes
+        sizes[kept] = facts["expert_bytes"]
+    assert sizes["stored"] < sizes["expanded"]
+    assert "allowed: auto, stored, expanded" in run("pack", folder, "--experts-as", "int4", status=1)[1]
 
 
 def test_info_of_what_is_not_served_says_why(run: Run, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 import click
 
+from greenroom.cli.model_options import experts_as_option
 from greenroom.core.units import format_bytes
 
 
@@ -15,8 +16,9 @@ from greenroom.core.units import format_bytes
 @click.option("--revision", help="Branch, tag or commit of a model on the hub.")
 @click.option("--offline", is_flag=True, help="Use only what was downloaded before; no network.")
 @click.option("--dtype", default="auto", show_default=True, help="As for serve.")
+@experts_as_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def info(model: str | None, revision: str | None, offline: bool, dtype: str, as_json: bool) -> None:
+def info(model: str | None, revision: str | None, offline: bool, dtype: str, experts_as: str, as_json: bool) -> None:
     """Show layers, experts and sizes of MODEL (a folder or a hub id), and what fits into this machine.
 
     Its config.json is enough. Weights that are here are checked against it; none are downloaded.
@@ -27,24 +29,27 @@ def info(model: str | None, revision: str | None, offline: bool, dtype: str, as_
       greenroom info ./checkpoint --json
     """
     from greenroom.demo import bundled_model_path
+    from greenroom.experts.pack.layout import PLAIN
     from greenroom.moe.loading.checkpoint import resolve_config
     from greenroom.worker.model.checkpoint_summary import summarise
     from greenroom.worker.usable_memory import memory
 
     found = resolve_config(model or str(bundled_model_path()), revision=revision, offline=offline)
-    summary = summarise(found, dtype)
+    summary = summarise(found, dtype, experts_as)
     if as_json:
         click.echo(json.dumps(asdict(summary), indent=2))
         return
     machine = memory()
     kv = "unknown" if summary.kv_bytes_per_token is None else f"{format_bytes(summary.kv_bytes_per_token)} a token"
+    kept = "" if summary.expert_format == PLAIN else f", as {summary.expert_format} (--experts-as)"
     rows = [
         ("model", f"{summary.name} ({summary.model_type}, {summary.dtype})"),
         ("weights", "as config.json says" if summary.checked else "none here: all sizes are by config.json alone"),
         ("MoE layers", f"{summary.moe_layers} with {summary.experts_per_layer} experts, top-{summary.top_k}"),
         (
             "experts",
-            f"{summary.experts} of {format_bytes(summary.expert_bytes)}: {format_bytes(summary.all_experts_bytes)}",
+            f"{summary.experts} of {format_bytes(summary.expert_bytes)}: "
+            f"{format_bytes(summary.all_experts_bytes)}{kept}",
         ),
         ("dense weights", format_bytes(summary.dense_bytes)),
         ("KV", kv),

@@ -31,6 +31,14 @@ def _rows(text: int | str) -> int | str:
         raise click.BadParameter(f"{text!r}: write a number of rows, or auto") from None
 
 
+experts_as_option = click.option(
+    "--experts-as",
+    default="auto",
+    show_default=True,
+    help="Quantised experts in packs and memory: stored (as the checkpoint has them), expanded (to --dtype), or auto "
+    "(as stored where the compiled products take them so).",
+)
+
 checkpoint_options = stack(
     click.option("--revision", help="Branch, tag or commit of a model on the hub."),
     click.option("--offline", is_flag=True, help="Use only what was downloaded before; no network."),
@@ -40,6 +48,7 @@ checkpoint_options = stack(
         show_default=True,
         help="What the weights are computed in: auto (the checkpoint's), bfloat16, float16, float32.",
     ),
+    experts_as_option,
     click.option(
         "--cache-dir",
         type=click.Path(file_okay=False, path_type=Path),

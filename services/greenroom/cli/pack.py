@@ -22,6 +22,7 @@ def pack(
     revision: str | None,
     offline: bool,
     dtype: str,
+    experts_as: str,
     cache_dir: Path | None,
     force: bool,
     measure: bool,
@@ -43,9 +44,11 @@ def pack(
     from greenroom.experts.copying.disk_calibration import load_or_measure
     from greenroom.experts.pack.pack_file import PackFile
     from greenroom.moe.loading.checkpoint import resolve
+    from greenroom.moe.loading.kept_format import kept_format
     from greenroom.moe.loading.packing import ensure_pack
 
-    path = ensure_pack(resolve(model, revision=revision, offline=offline), dtype, cache_dir, force=force)
+    found = resolve(model, revision=revision, offline=offline)
+    path = ensure_pack(found, dtype, cache_dir, force=force, expert_format=kept_format(found, dtype, experts_as))
     with contextlib.closing(PackFile.open(path)) as opened:
         if verify:
             with tqdm(

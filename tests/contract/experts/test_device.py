@@ -17,11 +17,13 @@ from greenroom.demo.tasks import TASKS, samples
 from greenroom.llm import GenerationFailed
 from greenroom.worker.model.model_engine import ModelEngine
 from tests.contract.prepared_policies import LITERAL, mlp_file
+from tests.mxfp4_checkpoints import save_mxfp4
 from tests.stand_in_device import Watch, stand_in, watched
 from tests.waiting import until
 
 PROMPTS = [one.prompt for task in TASKS for one in samples(task, 2, seed=5)]
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+SHORT = [prompt[:60] for prompt in PROMPTS[:3]]
 MIXED = [
     SamplingParams(temperature=0, max_tokens=4, ignore_eos=True),
     SamplingParams(temperature=0.8, seed=1, max_tokens=4, ignore_eos=True, logprobs=2),
@@ -177,6 +179,23 @@ def test_logits_are_equal_to_the_bit_at_three_budgets(device: Device) -> None:
     assert len(first) >= 15
     for other in others:
         assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+def test_experts_stay_as_they_are_stored(device: Device, tmp_path: Path) -> None:
+    """Expanded on the device, one at a time. No step waits for that."""
+    folder = save_mxfp4(tmp_path / "model", tokenizer=True)
+    seen = []
+    for kept, memory in (("expanded", "100%"), ("stored", "100%"), ("stored", "25%")):
+        with device.llm(memory, model=str(folder), experts_as=kept) as llm:
+            texts(llm, SHORT[:1])
+            engine, before = llm.worker.experts, llm.worker.experts.counters.steps
+            with device.watch() as watch:
+                found = texts(llm, SHORT)
+            assert len(watch.blocking) == (engine.counters.steps - before) * (engine.catalogue.layers + 1)
+            assert llm.worker.pack.manifest.formats == ("mxfp4" if kept == "stored" else "plain",)
+            seen.append(found)
+    assert seen[0] == seen[1] == seen[2]
+    assert len(set(seen[0])) > 1
 
 
 @pytest.mark.full

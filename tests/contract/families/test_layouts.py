@@ -15,7 +15,8 @@ from greenroom.core.errors import CorruptCheckpoint
 from greenroom.moe.loading.checkpoint import resolve
 from greenroom.moe.loading.conversion import ExpertPlan
 from tests.contract.families.pairs import Pair, Pairs, logits, make_pair, prompts
-from tests.random_checkpoints import FAMILIES, edit_json, random_model, save_random
+from tests.mxfp4_checkpoints import save_mxfp4
+from tests.random_checkpoints import FAMILIES, random_model
 
 ONE_BY_ONE = r"model\.layers\.\d+\.mlp\.experts\.\d+\.(gate|up|down)_proj\.weight"
 MIXTRAL = r"model\.layers\.\d+\.block_sparse_moe\.experts\.\d+\.w[123]\.weight"
@@ -55,26 +56,6 @@ def test_saved_as_it_is_in_memory(tmp_path: Path, family: str) -> None:
 def same(pair: Pair) -> None:
     ids = prompts(2, 9)
     assert torch.equal(logits(pair, pair.loaded.model, ids), logits(pair, pair.eager, ids))
-
-
-def save_mxfp4(folder: Path) -> Path:
-    """gpt-oss as it really ships: blocks of 4-bit numbers with 8-bit scales in place of the experts' matrices."""
-    save_random("gpt_oss", folder, dtype=torch.bfloat16, max_shard_size="1GB", hidden_size=64, head_dim=16)
-    generator = torch.Generator().manual_seed(0)
-    tensors = {}
-    for name, tensor in load_file(folder / "model.safetensors").items():
-        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
-            tensors[name] = tensor
-            continue
-        experts, inner, outer = tensor.shape
-        blocks = torch.randint(0, 256, (experts, outer, inner // 32, 16), dtype=torch.uint8, generator=generator)
-        scales = torch.randint(120, 127, (experts, outer, inner // 32), dtype=torch.uint8, generator=generator)
-        tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
-    save_file(tensors, folder / "model.safetensors")
-    kept = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
-    settings = {"quant_method": "mxfp4", "modules_to_not_convert": kept}
-    edit_json(folder / "config.json", lambda config: config.update(quantization_config=settings))
-    return folder
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

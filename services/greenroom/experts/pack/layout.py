@@ -36,6 +36,9 @@ DTYPES = FLOATS | {
 """What a record can hold: whole models have counters, positions and masks too."""
 
 
+PLAIN = "plain"
+"""The format of records that hold the numbers themselves. Others are in ``moe/formats``."""
+
 ExpertWeights = tuple[torch.Tensor, ...]
 """One expert's tensors, in the order of its record's layout: views of the memory that holds the record."""
 
@@ -130,13 +133,15 @@ class RecordLayout:
 class PackLayer:
     """One MoE layer: ``name`` is the dotted path of its experts module, ``top_k`` its router's picks a row.
 
-    Or one whole model, ``name`` being the expert's.
+    Or one whole model, ``name`` being the expert's. ``format``: what the tensors of a record mean. Packs that do not
+    name it are older, and plain.
     """
 
     name: str
     experts: int
     top_k: int
     layout: RecordLayout
+    format: str = PLAIN
 
     @staticmethod
     def of_model(name: str, tensors: Iterable[tuple[str, tuple[int, ...], str]]) -> PackLayer:
@@ -148,7 +153,8 @@ class PackLayer:
 class PackManifest:
     """What a pack holds. Two packs with equal manifests hold the same weights.
 
-    ``source_digest`` identifies the checkpoint's content. ``dtype``: what the weights were converted to.
+    ``source_digest`` identifies the checkpoint's content. ``dtype``: what the weights are computed in, and were
+    converted to in plain records.
     """
 
     model_type: str
@@ -160,6 +166,11 @@ class PackManifest:
     def experts(self) -> int:
         """Experts of all layers."""
         return sum(layer.experts for layer in self.layers)
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """Of all layers, each once."""
+        return tuple(dict.fromkeys(layer.format for layer in self.layers))
 
     @property
     def record_bytes(self) -> int:

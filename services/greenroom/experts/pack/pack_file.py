@@ -33,7 +33,7 @@ from greenroom.core.errors import PackDamaged, PackError
 from greenroom.core.units import format_bytes
 from greenroom.experts.pack.chunk_writer import ChunkWriter
 from greenroom.experts.pack.direct_io import DirectFile, page_aligned
-from greenroom.experts.pack.layout import DTYPES, PAGE_BYTES, PackManifest, RecordLayout, TensorSpec, align
+from greenroom.experts.pack.layout import DTYPES, PAGE_BYTES, PLAIN, PackManifest, RecordLayout, TensorSpec, align
 
 FORMAT_VERSION = 1
 _PARTIAL = ".partial"
@@ -57,6 +57,15 @@ def _checksum(*parts: bytes | memoryview) -> int:
     for part in parts:
         checksum.update(part)
     return int(checksum.intdigest())
+
+
+def _json_of(manifest: PackManifest) -> bytes:
+    """A plain layer names no format, as in packs of earlier versions."""
+    content = msgspec.to_builtins(manifest)
+    for layer in content["layers"]:
+        if layer["format"] == PLAIN:
+            del layer["format"]
+    return msgspec.json.encode(content)
 
 
 class _Geometry:
@@ -86,7 +95,7 @@ class PackWriter:
     def __init__(self, path: Path, manifest: PackManifest) -> None:
         self._path = path
         self._manifest = manifest
-        self._json = msgspec.json.encode(manifest)
+        self._json = _json_of(manifest)
         self._geometry = _Geometry(manifest, len(self._json))
         self._checksums = np.zeros(manifest.experts, dtype="<u8")
         self._written = np.zeros(manifest.experts, dtype=bool)
@@ -114,7 +123,7 @@ class PackWriter:
         For a writer that knows them only after it has read all weights.
         """
         manifest = dataclasses.replace(self._manifest, source_digest=source_digest)
-        encoded = msgspec.json.encode(manifest)
+        encoded = _json_of(manifest)
         if len(encoded) != len(self._json) or path.parent != self._path.parent:
             raise PackError(f"a pack can not be renamed to {path} with the digest {source_digest} while it is written")
         self._manifest, self._json, self._path = manifest, encoded, path

@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -38,7 +37,7 @@ from greenroom.moe.attention.ragged_attention import Chunk
 from greenroom.moe.forward.ragged_model import RaggedModel
 from greenroom.moe.kernels.expert_hooks import hook_of
 from greenroom.moe.kernels.expert_products import Grouped, NativeSum, PickedExpert, TorchSum
-from greenroom.moe.kernels.experts_forward import expert_by_torch
+from greenroom.moe.kernels.experts_forward import expert_of
 from greenroom.moe.kernels.native.rows import ANY_ROWS, NativeRows, RowLimits
 from greenroom.moe.loading.load_model import LoadedMoE, attach
 
@@ -171,9 +170,14 @@ def measure(loaded: LoadedMoE, ragged: RaggedModel, manifest: PackManifest, of: 
     weights = layout.views(torch.zeros(layout.nbytes, dtype=torch.uint8))
     generator = torch.Generator().manual_seed(0)
     for tensor in weights:
-        tensor.normal_(0.0, 0.02, generator=generator)
+        if tensor.is_floating_point():
+            tensor.normal_(0.0, 0.02, generator=generator)
+        else:
+            tensor.random_(96, 128, generator=generator)  # as codes anything, as scales nothing large
     with torch.inference_mode():
         products = time_both(_product(native, module, weights), PRODUCT_ROWS)
+    if (expand := hook_of(module).expand) is not None:
+        expand.release()
     product = limit_of(products, PRODUCT_ROWS[-1])
     if ragged.lean is None:
         return Measured(of, RowLimits(product, 0, 0), tuple(products))
@@ -201,13 +205,13 @@ def _product(native: NativeRows, module: nn.Module, weights: ExpertWeights) -> C
     """Runs one expert of an experts module."""
     hidden = weights[-1].shape[0]  # of the second projection, or of its bias
     inputs = torch.randn(PRODUCT_ROWS[-1], hidden, generator=torch.Generator().manual_seed(1)).bfloat16()
-    scales, gate = torch.ones(len(inputs), 1), hook_of(module).gate
-    compute = partial(expert_by_torch, module)
+    scales, products = torch.ones(len(inputs), 1), hook_of(module).products
+    compute = expert_of(module)
 
     @functools.cache  # a layer makes one for all of its experts, whichever product computes them
     def sum_of(rows: int) -> NativeSum:
         grouped = Grouped.of(np.zeros((rows, 1), dtype=np.int64), 1)
-        return NativeSum(inputs[:rows], scales[:rows], grouped, compute, native, gate)
+        return NativeSum(inputs[:rows], scales[:rows], grouped, compute, native, products)
 
     def run(rows: int, compiled: bool) -> None:
         total, expert = sum_of(rows), PickedExpert(0, rows, weights)

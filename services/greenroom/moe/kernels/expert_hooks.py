@@ -8,6 +8,9 @@ from typing import Any, Protocol
 import torch
 
 from greenroom.experts.source import ExpertSource
+from greenroom.moe.architecture.moe_layers import ExpertTensor, MoeLayer
+from greenroom.moe.formats.expert_format import Expander, ExpertFormat
+from greenroom.moe.kernels.expert_products import Products
 from greenroom.moe.kernels.native.rows import ClampedGate, NativeRows
 
 RouterObserver = Callable[[int, torch.Tensor], None]
@@ -29,23 +32,32 @@ class LookAheadHook(Protocol):
 
 
 class ModelHooks:
-    """What one loaded model's layers share: the source of its experts and its observers; all None until attached."""
+    """What one loaded model's layers share: the source of its experts and its observers, all None until attached, and
+    what expands records (``expanders``, by the tensors of an expert).
+    """
 
     def __init__(self) -> None:
         self.source: ExpertSource | None = None
         self.on_router_logits: RouterObserver | None = None
         self.look_ahead: LookAheadHook | None = None
+        self.expanders: dict[tuple[ExpertTensor, ...], Expander] = {}
+
+    def expander(self, expert_format: ExpertFormat, layer: MoeLayer) -> Expander:
+        """One for all layers that are built like this one."""
+        return self.expanders.setdefault(layer.tensors, Expander(expert_format, layer))
 
 
 class LayerHook:
     """What an experts module knows of its MoE layer.
 
     ``layer``: its number, from 0. ``native``: the compiled products that compute it (None: torch does), and ``gate``:
-    of experts that are not SwiGLU. ``masking``: why its router can not be masked (None: it can). ``rerouted[T]``: which
-    rows the router's mask has changed, still on the device; it is copied to RAM together with the picks.
+    of experts that are not SwiGLU. ``products``: those of ``native`` for its records (None: ``NativeRows.experts``).
+    ``expand``: makes numbers of its records for torch's products (None: they hold numbers). ``masking``: why its router
+    can not be masked (None: it can). ``rerouted[T]``: which rows the router's mask has changed, still on the device; it
+    is copied to RAM together with the picks.
     """
 
-    __slots__ = ("gate", "layer", "masking", "model_hooks", "native", "rerouted")
+    __slots__ = ("expand", "gate", "layer", "masking", "model_hooks", "native", "products", "rerouted")
 
     def __init__(
         self,
@@ -54,12 +66,16 @@ class LayerHook:
         native: NativeRows | None = None,
         masking: str | None = None,
         gate: ClampedGate | None = None,
+        products: Products | None = None,
+        expand: Expander | None = None,
     ) -> None:
+        self.expand = expand
         self.gate = gate
         self.layer = layer
         self.masking = masking
         self.model_hooks = model_hooks
         self.native = native
+        self.products = products
         self.rerouted: torch.Tensor | None = None
 
     @property

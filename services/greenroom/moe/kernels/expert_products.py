@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -16,7 +16,8 @@ from transformers.integrations import moe as transformers_moe
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 
 from greenroom.core.errors import InvalidConfig
-from greenroom.experts.pack.layout import ExpertWeights
+from greenroom.experts.pack.layout import PLAIN, ExpertWeights
+from greenroom.moe.formats.mxfp4 import MXFP4
 from greenroom.moe.kernels.device_copies import to_device
 from greenroom.moe.kernels.native.library import NativeUnavailable
 from greenroom.moe.kernels.native.rows import ANY_ROWS, ClampedGate, Lasting, NativeRows, RowLimits, native_rows
@@ -24,8 +25,14 @@ from greenroom.moe.kernels.router_products import use_native_linear
 
 Compute = Callable[[torch.Tensor, ExpertWeights], torch.Tensor]
 
+Products = Callable[..., None]
+"""Compiled products of experts, of the arguments of ``NativeRows.experts``."""
+
 PRODUCTS = ("auto", "native", "torch")
 """Which products a model uses. "auto": the compiled ones if they are available and support its experts."""
+
+COMPILED_FORMATS: Final = (PLAIN, MXFP4.name)
+"""The formats of records that compiled products take as they lie, where they know the experts."""
 
 
 class Grouped(NamedTuple):
@@ -129,7 +136,7 @@ class TorchSum:
 
 class NativeSum(TorchSum):
     """By the compiled kernels, with one call for all experts that are available together. An expert with more rows than
-    the kernels are fast for is computed by torch. ``gate``: of experts that are not SwiGLU.
+    the kernels are fast for is computed by torch. ``products``: None is SwiGLU in bf16.
     """
 
     def __init__(
@@ -139,11 +146,11 @@ class NativeSum(TorchSum):
         grouped: Grouped,
         compute: Compute,
         native: NativeRows,
-        gate: ClampedGate | None = None,
+        products: Products | None = None,
     ) -> None:
         super().__init__(rows.contiguous(), scales, grouped, compute)
         self._native = native
-        self._experts = native.experts if gate is None else partial(native.clamped_experts, gate)
+        self._experts = products or native.experts
         self._numbers = Lasting(grouped.tokens)
         self._factors = Lasting(scales.float().numpy().T.reshape(-1)[grouped.order])
 
@@ -189,15 +196,26 @@ class NativeSum(TorchSum):
         )
 
 
-def native_for(experts: Any, dtype: torch.dtype, products: str) -> NativeRows | None:
-    """The compiled products, if they support this experts module of transformers. None: torch's are used.
+def products_of(native: NativeRows, experts: Any, expert_format: str) -> Products | None:
+    """The compiled products of this experts module of transformers, of records of this format. None: there are none."""
+    gate = clamped_gate_of(experts)
+    if gate is not None and expert_format in COMPILED_FORMATS:
+        clamped = {PLAIN: native.clamped_experts, MXFP4.name: native.mxfp4_experts}
+        return partial(clamped[expert_format], gate)
+    return native.experts if expert_format == PLAIN and computes_gated_silu(experts) else None
+
+
+def native_for(experts: Any, dtype: torch.dtype, products: str, expert_format: str = PLAIN) -> NativeRows | None:
+    """The compiled products, if they support this experts module of transformers and records of this format. None:
+    torch's are used.
 
     Raises InvalidConfig for a name that is not in PRODUCTS, and NativeUnavailable if "native" was asked for and is not
     available.
     """
     if products not in PRODUCTS:
         raise InvalidConfig("products", products, f"allowed: {', '.join(PRODUCTS)}")
-    known = computes_gated_silu(experts) or clamped_gate_of(experts) is not None
+    known = clamped_gate_of(experts) is not None and expert_format in COMPILED_FORMATS
+    known |= computes_gated_silu(experts) and expert_format == PLAIN
     if products == "torch" or not (dtype is torch.bfloat16 and known):
         return None
     try:

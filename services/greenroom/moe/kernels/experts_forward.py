@@ -45,9 +45,9 @@ def experts_forward(
             look_ahead(hook.layer, hidden_states)
             if not isinstance(arriving, list):
                 arriving = _answering(arriving, look_ahead)
-        compute = partial(expert_by_torch, module)
+        compute = expert_of(module)
         if hook.native is not None:
-            total = NativeSum(hidden_states, top_k_weights, grouped, compute, hook.native, hook.gate)
+            total = NativeSum(hidden_states, top_k_weights, grouped, compute, hook.native, hook.products)
             return combine(grouped, arriving, total)
         return combine(grouped, arriving, TorchSum(hidden_states, top_k_weights, grouped, compute))
 
@@ -108,8 +108,16 @@ def _left_out(experts: Iterable[int]) -> RuntimeError:
     return RuntimeError(f"the source left out the experts {sorted(experts)}")
 
 
+def expert_of(module: Any) -> Compute:
+    """An expert of a module by torch, of the records that its source has."""
+    expand = hook_of(module).expand
+    if expand is None:
+        return partial(expert_by_torch, module)
+    return lambda rows, weights: expert_by_torch(module, rows, expand(weights))
+
+
 def expert_by_torch(module: Any, rows: torch.Tensor, weights: ExpertWeights) -> torch.Tensor:
-    """One expert as described by transformers' interface. ``weights``: in the order of the layer's record."""
+    """One expert as described by transformers' interface. ``weights``: numbers, as ``MoeLayer.tensors``."""
     if module.has_bias:
         up, up_bias, down, down_bias = weights
     else:

@@ -130,6 +130,7 @@ def _is_plain(block: Any, native: NativeRows) -> bool:
         and isinstance(getattr(gate, "top_k", None), int)
         and hook_of(block.experts).native is native
         and hook_of(block.experts).gate is None
+        and hook_of(block.experts).expand is None
     )
 
 

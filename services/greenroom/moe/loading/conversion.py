@@ -31,9 +31,11 @@ from greenroom.checkpoints.safetensors_headers import StoredTensor
 from greenroom.checkpoints.shard_reader import place_of, torch_dtype, typed
 from greenroom.core.errors import CorruptCheckpoint, UnsupportedModel
 from greenroom.moe.architecture.families import unsupported
-from greenroom.moe.architecture.moe_layers import MoeLayer, blueprint, describe_layers
+from greenroom.moe.architecture.moe_layers import ExpertTensor, MoeLayer, blueprint, describe_layers
+from greenroom.moe.formats.expert_format import PLAIN_FORMAT, BadCodes, ExpertFormat
+from greenroom.moe.formats.registry import shipped_format
 from greenroom.moe.loading.checkpoint import Checkpoint
-from greenroom.moe.loading.quantization import DequantizeMxfp4, dequantizing_converters
+from greenroom.moe.loading.quantization import dequantizing_converters, is_dequantizing
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +53,17 @@ class Feed:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How one or more of a layer's tensors are made. Without a converter they are used as stored."""
+    """How one or more of a layer's tensors are made. Without a converter they are used as stored.
+
+    ``coded``: the tensor that is stored as codes. None: numbers are stored.
+    """
 
     layer: str
     target: str
     dtype: torch.dtype
     feeds: tuple[Feed, ...]
     converter: WeightConverter | None
+    coded: ExpertTensor | None = None
 
     @property
     def build(self) -> tuple[Any, ...]:
@@ -68,6 +74,14 @@ class Recipe:
             repr(self.converter.operations) if self.converter is not None else "",
             *((feed.pattern, feed.stacked, feed.tensors[0].dtype, feed.tensors[0].shape) for feed in self.feeds),
         )
+
+    @property
+    def parts(self) -> tuple[Feed, ...]:
+        """The feeds in the order in which a format describes codes, that of the converter's patterns."""
+        if self.converter is None:
+            return self.feeds
+        patterns = self.converter.source_patterns
+        return tuple(sorted(self.feeds, key=lambda feed: patterns.index(feed.pattern)))
 
     def make(self, weights: list[torch.Tensor], model: Any) -> dict[str, torch.Tensor]:
         """One expert's tensors by name. ``weights``: in the order of the feeds; a stacked one is given as one slice."""
@@ -103,9 +117,12 @@ class ExpertPlan:
     CorruptCheckpoint if tensors are missing or do not have the shapes that the configuration says.
     """
 
-    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype) -> None:
+    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, expert_format: ExpertFormat = PLAIN_FORMAT) -> None:
+        """``expert_format``: of the records. It is plain, or the one that the checkpoint ships its experts in."""
         self.checkpoint = checkpoint
         self.dtype = dtype
+        self.expert_format = expert_format
+        self._shipped = shipped_format(checkpoint.config)
         self._model = blueprint(checkpoint.config, dtype)
         self.layers = describe_layers(self._model, checkpoint.config, dtype)
         self.dense: list[StoredTensor] = []
@@ -117,9 +134,30 @@ class ExpertPlan:
             checked.add(build)
 
     def make(self, recipe: Recipe, weights: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """One expert's tensors by name. Weights are cast first, as transformers does."""
+        """One expert's tensors of its record, by name. Weights are cast first, as transformers does. Codes stay codes
+        unless the record is plain.
+        """
+        if recipe.coded is not None and self.expert_format is not PLAIN_FORMAT:
+            return self.expert_format.make(recipe.coded, self._parts(recipe, weights))
         cast = [weight.to(recipe.dtype) if weight.is_floating_point() else weight for weight in weights]
         return recipe.make(cast, self._model)
+
+    def check(self, recipe: Recipe, weights: list[torch.Tensor], expert: int) -> None:
+        """Raises CorruptCheckpoint, with file and tensor, if some of the expert's codes mean no numbers."""
+        if recipe.coded is None:
+            return
+        try:
+            self._shipped.check(recipe.coded, self._parts(recipe, weights))
+        except BadCodes as error:
+            stored, _ = recipe.parts[error.part].of(expert)
+            raise CorruptCheckpoint(f"{stored.name} in {stored.shard}: expert {expert} {error}") from error
+
+    def _parts(self, recipe: Recipe, weights: list[torch.Tensor]) -> list[torch.Tensor]:
+        """One expert's codes, given in the order of the feeds, as the format describes them."""
+        assert recipe.coded is not None
+        own = dict(zip((feed.pattern for feed in recipe.feeds), weights, strict=True))
+        shapes = self._shipped.stored_shapes(recipe.coded)
+        return [own[feed.pattern].view(shape) for feed, shape in zip(recipe.parts, shapes, strict=True)]
 
     def joins(self, recipe: Recipe) -> bool:
         """Whether the recipe does no more than put the weights as stored one after the other, to the bit.
@@ -148,7 +186,8 @@ class ExpertPlan:
 
     def description(self) -> str:
         """Everything besides the weights that determines the converted experts."""
-        lines = []
+        own = self.expert_format
+        lines = [] if own is PLAIN_FORMAT else [f"{own.name} {own.version}"]
         for layer, recipes in zip(self.layers, self.recipes, strict=True):
             lines.append(repr(layer))
             for recipe in recipes:
@@ -206,21 +245,23 @@ class ExpertPlan:
     def _recipe(
         self, layer: MoeLayer, target: str, fed: dict[str, list[StoredTensor]], by_pattern: dict[str, WeightConverter]
     ) -> Recipe:
-        dtype = next(tensor.dtype for tensor in layer.tensors if tensor.name == target)
+        made = next(tensor for tensor in layer.tensors if tensor.name == target)
         converter = by_pattern[next(iter(fed))] if "" not in fed else None
         if "" in fed and len(fed) > 1:
             raise CorruptCheckpoint(f"{layer.name}.{target} is stored twice, in two layouts")
         merges = converter is not None and any(isinstance(op, MergeModulelist) for op in converter.operations)
         stacked = layer.stacked and not merges
         feeds = tuple(Feed(pattern, tuple(found), stacked) for pattern, found in fed.items())
-        dequantized = converter is not None and isinstance(converter.operations[0], DequantizeMxfp4)
+        coded = made if converter is not None and is_dequantizing(converter) else None
         for feed in feeds:
-            _check_feed(layer, target, feed, dequantized)
+            _check_feed(layer, target, feed, coded is not None)
         if converter is not None:
             if lacking := [pattern for pattern in converter.source_patterns if pattern not in fed]:
                 raise CorruptCheckpoint(f"{layer.name}.{target}: the checkpoint has nothing for {', '.join(lacking)}")
             _check_separable(self.checkpoint.config.model_type, converter, merges)
-        return Recipe(layer.name, target, dtype, feeds, converter)
+        recipe = Recipe(layer.name, target, made.dtype, feeds, converter, coded)
+        _check_codes(layer, recipe, self._shipped.stored_shapes(made))
+        return recipe
 
     def _check(self, layer: MoeLayer, recipes: list[Recipe]) -> None:
         """Make the first expert from zeros, to check that the recipes give all of its tensors.
@@ -228,13 +269,14 @@ class ExpertPlan:
         Not on the meta device, where torch would run converters in Python, with sympy.
         """
         made: dict[str, torch.Tensor] = {}
+        record = self.expert_format.record(layer)
         for recipe in recipes:
             weights = []
             for stored, part in (feed.of(0) for feed in recipe.feeds):
                 shape = stored.shape if part is None else (1, *stored.shape[1:])
                 weights.append(torch.zeros((), dtype=torch_dtype(stored)).expand(shape))
             made |= self.make(recipe, weights)
-        for tensor in layer.tensors:
+        for tensor in record.tensors:
             if tensor.name not in made:
                 raise CorruptCheckpoint(f"the checkpoint lacks {layer.name}.{tensor.name}")
             if tuple(made[tensor.name].shape) != tensor.shape:
@@ -311,6 +353,24 @@ def _check_feed(layer: MoeLayer, target: str, feed: Feed, dequantized: bool) -> 
         )
     if len({tensor.shape for tensor in feed.tensors}) != 1:
         raise CorruptCheckpoint(f"the experts of {what} differ in shape")
+
+
+def _check_codes(layer: MoeLayer, recipe: Recipe, shapes: tuple[tuple[int, ...], ...]) -> None:
+    """Checks that what should be codes (``shapes``: of an expert's) is stored as such."""
+    for feed, shape in zip(recipe.parts, shapes, strict=True) if recipe.coded is not None else ():
+        for stored in feed.tensors:
+            expected = (layer.experts, *shape) if feed.stacked else shape
+            if stored.dtype != "U8" or stored.shape != expected:
+                raise CorruptCheckpoint(
+                    f"{stored.name} in {stored.shard} has the shape {stored.shape} of {stored.dtype}, and by the "
+                    f"configuration {expected} of U8"
+                )
+    if shapes and recipe.coded is None:
+        stored, _ = recipe.feeds[0].of(0)
+        raise CorruptCheckpoint(
+            f"{stored.name} in {stored.shard} is stored as {stored.dtype}, and the configuration's quantization_config "
+            "says that it is quantised: take that out, or save the quantised tensors"
+        )
 
 
 def _expert_numbers(names: list[str], what: str) -> list[int]:

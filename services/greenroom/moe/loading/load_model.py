@@ -24,11 +24,12 @@ from greenroom.core.artifacts.residual_file import ResidualFile
 from greenroom.experts.source import ExpertSource
 from greenroom.moe.architecture.families import Family, family_of
 from greenroom.moe.architecture.moe_layers import MoeLayer
+from greenroom.moe.formats.expert_format import PLAIN_FORMAT, ExpertFormat
 from greenroom.moe.kernels.expert_hooks import LayerHook, ModelHooks, RouterObserver, set_hook
-from greenroom.moe.kernels.expert_products import clamped_gate_of, native_for, use_native
+from greenroom.moe.kernels.expert_products import clamped_gate_of, native_for, products_of, use_native
 from greenroom.moe.kernels.experts_forward import switch_expert, switch_experts_forward
 from greenroom.moe.kernels.native.onednn import bound_primitives
-from greenroom.moe.kernels.native.rows import NativeRows
+from greenroom.moe.kernels.native.rows import ANY_ROWS, NativeRows
 from greenroom.moe.kernels.native.tiles import avoid_tiles_without_shape
 from greenroom.moe.loading.checkpoint import Checkpoint
 from greenroom.moe.loading.conversion import ExpertPlan
@@ -49,7 +50,8 @@ class LoadedMoE:
 
     ``masking``: why its routers can not be confined to allowed experts (None: they can). Routers that were not found
     can not; they do not show their logits either. ``native``: the compiled products that compute its experts (None:
-    torch does). ``routers_found``: whether all routers were, which those products compute too.
+    torch does). ``routers_found``: whether all routers were, which those products compute too. ``expert_format``: of the
+    records that its source has to give.
     """
 
     model: Any
@@ -61,6 +63,14 @@ class LoadedMoE:
     hooks: ModelHooks = field(repr=False)
     native: NativeRows | None = field(default=None, repr=False)
     routers_found: bool = False
+    expert_format: ExpertFormat = PLAIN_FORMAT
+
+    @property
+    def expanding_bytes(self) -> int:
+        """What making numbers of a record takes, under the present limits of the compiled products. 0: nobody does."""
+        if self.expert_format is PLAIN_FORMAT or (self.native is not None and self.native.limits.product >= ANY_ROWS):
+            return 0
+        return sum(expander.nbytes for expander in self.hooks.expanders.values())
 
     @property
     def decoder_only(self) -> bool:
@@ -93,10 +103,12 @@ def load(
     attn_implementation: str | None = None,
     products: str = "auto",
     device: torch.device | None = None,
+    expert_format: ExpertFormat = PLAIN_FORMAT,
 ) -> LoadedMoE:
     """Load the dense weights and install the hooks. The model can run once a source is attached.
 
     ``products``: one of ``expert_products.PRODUCTS``; on another ``device`` than the CPU always torch's.
+    ``expert_format``: that of the pack whose experts it will be given.
 
     Raises UnsupportedModel for a model that is not served, CorruptCheckpoint if tensors are missing, InvalidConfig for
     an unknown dtype.
@@ -105,7 +117,7 @@ def load(
     bound_primitives()
     family = family_of(checkpoint.config)
     kept = resolve_dtype(checkpoint, dtype)
-    plan = ExpertPlan(checkpoint, kept)
+    plan = ExpertPlan(checkpoint, kept, expert_format)
     model = load_skeleton(plan, attn_implementation)
     if device is not None and device.type != "cpu":
         model.to(device)
@@ -119,17 +131,22 @@ def load(
     own: NativeRows | None = None  # this model's own, because its limits are
     for number, (layer, router) in enumerate(zip(plan.layers, routers, strict=True)):
         experts = model.get_submodule(layer.name)
-        native = native_for(experts, kept, products) if layer.stacked else None
+        native = native_for(experts, kept, products, expert_format.name) if layer.stacked else None
+        compiled = None
         if native is not None:
             native = own = own or native.for_a_model()
-        hook = LayerHook(number, hooks, native, masking, clamped_gate_of(experts))
+            compiled = products_of(native, experts, expert_format.name)
+        expand = None if expert_format is PLAIN_FORMAT else hooks.expander(expert_format, layer)
+        hook = LayerHook(number, hooks, native, masking, clamped_gate_of(experts), compiled, expand)
         _install(hook, model, layer)
         if router is not None:
             wrap_router(router, layer, hook, masking)
     if native is not None:
         use_native(model, native, [router.module for router in routers if router is not None])
     return LoadedMoE(
-        model, checkpoint, family, plan.layers, kept, masking, hooks, native, routers_found=None not in routers
+        *(model, checkpoint, family, plan.layers, kept, masking, hooks, native),
+        routers_found=None not in routers,
+        expert_format=expert_format,
     )
 
 

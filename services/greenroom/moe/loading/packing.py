@@ -12,8 +12,9 @@ from greenroom.checkpoints.pack_cache import LOCK_WAIT_S, Digest, OnBytes, find_
 from greenroom.checkpoints.read_ahead import ReadAhead, Wanted
 from greenroom.checkpoints.shard_reader import ShardReader, typed
 from greenroom.core.errors import InvalidConfig
-from greenroom.experts.pack.layout import FLOATS, PackLayer, PackManifest, RecordLayout
+from greenroom.experts.pack.layout import FLOATS, PackLayer, PackManifest
 from greenroom.experts.pack.pack_file import PackWriter, Weights
+from greenroom.moe.formats.expert_format import PLAIN_FORMAT, ExpertFormat
 from greenroom.moe.loading.checkpoint import Checkpoint
 from greenroom.moe.loading.conversion import ExpertPlan, Recipe
 
@@ -36,13 +37,14 @@ def ensure_pack(
     progress: bool | None = None,
     force: bool = False,
     lock_wait_s: float = LOCK_WAIT_S,
+    expert_format: ExpertFormat = PLAIN_FORMAT,
 ) -> Path:
-    """The checkpoint's pack, found or made as ``find_or_make`` says.
+    """The checkpoint's pack, found or made as ``find_or_make`` says. ``expert_format``: of its records.
 
     Needs constant memory, because it converts one expert at a time. Raises UnsupportedModel or CorruptCheckpoint if
     the experts can not be made, PackError if the pack can not be.
     """
-    plan = ExpertPlan(checkpoint, resolve_dtype(checkpoint, dtype))
+    plan = ExpertPlan(checkpoint, resolve_dtype(checkpoint, dtype), expert_format)
     return find_or_make(MoePackSource(plan), cache_dir, progress=progress, force=force, lock_wait_s=lock_wait_s)
 
 
@@ -55,7 +57,8 @@ class MoePackSource:
         self._plan = plan
         self._dtype = str(plan.dtype).removeprefix("torch.")
         self.name = plan.checkpoint.name
-        self.stem = f"{plan.checkpoint.config.model_type}-{self._dtype}"
+        kept = "" if plan.expert_format is PLAIN_FORMAT else f"-{plan.expert_format.name}"
+        self.stem = f"{plan.checkpoint.config.model_type}{kept}-{self._dtype}"
 
     @property
     def files(self) -> Sequence[Path]:
@@ -69,11 +72,12 @@ class MoePackSource:
         return f"{CONVERSION_VERSION}\n{self._plan.description()}"
 
     def manifest(self, digest: str) -> PackManifest:
-        layers = []
-        for layer in self._plan.layers:
-            tensors = [(t.name, t.shape, str(t.dtype).removeprefix("torch.")) for t in layer.tensors]
-            layers.append(PackLayer(layer.name, layer.experts, layer.top_k, RecordLayout.of(tensors)))
-        return PackManifest(self._plan.checkpoint.config.model_type, self._dtype, digest, tuple(layers))
+        own = self._plan.expert_format
+        layers = tuple(
+            PackLayer(layer.name, layer.experts, layer.top_k, own.record(layer), own.name)
+            for layer in self._plan.layers
+        )
+        return PackManifest(self._plan.checkpoint.config.model_type, self._dtype, digest, layers)
 
     def digest(self, total: Digest, on_bytes: OnBytes) -> None:
         with ShardReader() as reader, ReadAhead(reader, self._wanted()) as stored:
@@ -84,7 +88,7 @@ class MoePackSource:
                     stored.give_back()
 
     def write(self, writer: PackWriter, total: Digest, on_bytes: OnBytes) -> None:
-        sizes = [layer.layout.nbytes for layer in self.manifest("").layers]
+        layouts = [layer.layout for layer in self.manifest("").layers]
         joins: dict[Hashable, bool] = {}  # in most models the layers' recipes are of one build
         with ShardReader() as reader, ReadAhead(reader, self._wanted()) as stored:
             for number, layer in enumerate(self._plan.layers):
@@ -95,13 +99,14 @@ class MoePackSource:
                 for expert in range(layer.experts):
                     made: dict[str, Weights] = {}
                     for recipe, weights in self._taken(stored, total, number, expert):
+                        self._plan.check(recipe, weights, expert)
                         if recipe.target in joined:
                             made[recipe.target] = weights
                         else:
                             made.update(self._plan.make(recipe, weights))
-                    writer.write(number, expert, [made[tensor.name] for tensor in layer.tensors])
+                    writer.write(number, expert, [made[spec.name] for spec in layouts[number].tensors])
                     stored.give_back()
-                    on_bytes(sizes[number])
+                    on_bytes(layouts[number].nbytes)
 
     def _wanted(self) -> Iterator[Wanted]:
         """Where all experts' weights are stored, in the order in which they are packed."""

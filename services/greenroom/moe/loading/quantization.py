@@ -1,8 +1,8 @@
 """Quantised checkpoints of MoE models: the one kind that is served.
 
 gpt-oss has its experts in MXFP4: blocks of 32 numbers of 4 bits, with a scale of 8 bits. transformers' own dequantiser
-dequantises them one by one while they are packed, so a pack is four times as large. The dense weights are not
-quantised.
+makes numbers of them one by one while they are packed, unless they are to stay as they are (``moe/formats``). The dense
+weights are not quantised.
 """
 
 from __future__ import annotations
@@ -50,6 +50,11 @@ class DequantizeMxfp4(ConversionOps):  # type: ignore[misc]
         else:
             made = convert_moe_packed_tensors(blocks, scales, dtype=self._dtype)
         return {target_patterns[0]: made}
+
+
+def is_dequantizing(converter: WeightConverter) -> bool:
+    """Whether it is one of ``dequantizing_converters``."""
+    return isinstance(converter.operations[0], DequantizeMxfp4)
 
 
 def dequantizing_converters(config: Any, dtype: torch.dtype) -> list[WeightConverter]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from greenroom.core.errors import UnsupportedModel
-from greenroom.experts.pack.layout import RecordLayout
+from greenroom.experts.pack.layout import PLAIN
 from greenroom.moe.architecture.families import ENCODER_DECODER_REASON, family_of
 from greenroom.moe.architecture.moe_layers import blueprint, describe_layers
 from greenroom.moe.forward.ragged_probe import kv_layout_of
 from greenroom.moe.loading.checkpoint import Checkpoint
 from greenroom.moe.loading.conversion import ExpertPlan
+from greenroom.moe.loading.kept_format import kept_format
 from greenroom.moe.loading.packing import resolve_dtype
 
 RUNTIME_BYTES = 700 * 1024**2
@@ -20,7 +21,8 @@ RUNTIME_BYTES = 700 * 1024**2
 @dataclass(frozen=True, slots=True)
 class Summary:
     """Sizes in bytes. ``refused``: why the batch loop does not serve the model, None where it does. ``checked``: the
-    headers of the weights were compared with the configuration; False where there are no weights here."""
+    headers of the weights were compared with the configuration; False where there are no weights here.
+    ``expert_format``: how the experts lie in memory, "plain" being numbers of ``dtype``."""
 
     name: str
     model_type: str
@@ -35,6 +37,7 @@ class Summary:
     max_model_len: int
     refused: str | None
     checked: bool
+    expert_format: str = PLAIN
 
     @property
     def all_experts_bytes(self) -> int:
@@ -54,14 +57,16 @@ class Summary:
         return f"about {slots} of {self.experts} experts ({slots / self.experts:.0%}) beside one request at full length"
 
 
-def summarise(checkpoint: Checkpoint, dtype: str = "auto") -> Summary:
+def summarise(checkpoint: Checkpoint, dtype: str = "auto", experts_as: str = "auto") -> Summary:
     """All sizes come from the configuration. Tensors, where the checkpoint has any, are compared with it.
+    ``experts_as``: as for ``kept_format``, of a CPU.
 
     Raises UnsupportedModel, CorruptCheckpoint and InvalidConfig as loading does.
     """
     kept = resolve_dtype(checkpoint, dtype)
+    expert_format = kept_format(checkpoint, dtype, experts_as)
     if checkpoint.tensors:
-        ExpertPlan(checkpoint, kept)
+        ExpertPlan(checkpoint, kept, expert_format)
     model = blueprint(checkpoint.config, kept)
     layers = describe_layers(model, checkpoint.config, kept)
     text = checkpoint.config.get_text_config()
@@ -72,10 +77,7 @@ def summarise(checkpoint: Checkpoint, dtype: str = "auto") -> Summary:
             kv_bytes = kv_layout_of(model).bytes_per_token
         except UnsupportedModel as error:
             refused = str(error)
-    layouts = [
-        RecordLayout.of([(t.name, t.shape, str(t.dtype).removeprefix("torch.")) for t in layer.tensors])
-        for layer in layers
-    ]
+    layouts = [expert_format.record(layer) for layer in layers]
     of_experts = {
         layer.parameter(tensor.name, expert)
         for layer in layers
@@ -98,4 +100,5 @@ def summarise(checkpoint: Checkpoint, dtype: str = "auto") -> Summary:
         max_model_len=getattr(text, "max_position_embeddings", 0) or 0,
         refused=refused,
         checked=bool(checkpoint.tensors),
+        expert_format=expert_format.name,
     )

@@ -27,6 +27,7 @@ from greenroom.policies.registry import (
 from greenroom.worker.usable_memory import usable_cores
 
 DEVICES = ("auto", "cpu", "cuda")
+EXPERTS_AS = ("auto", "stored", "expanded")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 ATTENTIONS = ("auto", "sdpa", "eager")
 PRODUCTS = ("auto", "native", "torch")
@@ -41,6 +42,8 @@ class WorkerConfig:
     - ``expert_memory``, ``host_memory``, ``kv_memory``: ``auto`` or a size such as ``2GiB``. The experts' two may also
       be a share of all experts, such as ``25%``. ``host_memory`` ``auto`` is none where the device tier is RAM.
     - ``device``: ``cpu``, ``cuda`` or ``auto`` (a GPU where there is one).
+    - ``experts_as``: quantised experts stay as ``stored`` in the checkpoint, or are ``expanded`` to ``dtype`` while
+      they are packed. ``auto``: as stored where compiled products take them so.
     - ``products``: the compiled matrix products (``native``), those of ``torch``, or ``auto``.
     - ``compiled_rows``: up to how many rows the compiled products are used: ``measure``, ``auto`` (measured where the
       processor multiplies bf16 itself, else all), or fixed, ``8`` or ``PRODUCT,DECODE,PROMPT``.
@@ -70,6 +73,7 @@ class WorkerConfig:
     offline: bool = False
     served_model_name: str | None = None
     dtype: str = "auto"
+    experts_as: str = "auto"
     device: str = "auto"
     attention: str = "auto"
     products: str = "auto"
@@ -103,6 +107,7 @@ class WorkerConfig:
 
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, DTYPES)
+        _one_of("experts_as", self.experts_as, EXPERTS_AS)
         _one_of("device", self.device, DEVICES)
         _one_of("attention", self.attention, ATTENTIONS)
         _one_of("products", self.products, PRODUCTS)

@@ -43,8 +43,12 @@ def needs_of(
     config: WorkerConfig,
     max_model_len: int,
     profile: ModelProfile | None = None,
+    *,
+    expanding: int = 0,
 ) -> Needs:
-    """``max_model_len``: tokens that one request may have. ``profile``: says how many they have in the mean."""
+    """``max_model_len``: tokens that one request may have. ``profile``: says how many they have in the mean.
+    ``expanding``: bytes that are taken to make numbers of an expert's record.
+    """
     slot_bytes = max(layer.layout.nbytes for layer in manifest.layers)
     kv_for_one = ragged.layout.nbytes(max_model_len)
     text = model.config.get_text_config()
@@ -53,6 +57,7 @@ def needs_of(
     return Needs(
         dense=dense_bytes(model),
         workspace=workspace_bytes(text, manifest, ragged, config)
+        + expanding
         + attention
         + foreseeing_bytes(config, itemsize)
         + path_bytes(config, manifest),

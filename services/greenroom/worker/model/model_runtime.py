@@ -35,6 +35,7 @@ from greenroom.moe.batch.batch_config import BatchConfig
 from greenroom.moe.batch.batch_engine import BatchEngine
 from greenroom.moe.batch.batch_loop import BatchLoop
 from greenroom.moe.batch.step_picks import Picks, StepPicks
+from greenroom.moe.formats.expert_format import PLAIN_FORMAT
 from greenroom.moe.forward import batch_invariance
 from greenroom.moe.forward.ragged_model import RaggedModel
 from greenroom.moe.forward.ragged_probe import refuse_stateful
@@ -42,6 +43,7 @@ from greenroom.moe.forward.row_limits import limits_for
 from greenroom.moe.kernels.expert_products import describe_products
 from greenroom.moe.kernels.native.rows import ANY_ROWS
 from greenroom.moe.loading.checkpoint import Checkpoint, resolve
+from greenroom.moe.loading.kept_format import kept_format
 from greenroom.moe.loading.load_model import LoadedMoE, attach, load, use_residual
 from greenroom.moe.loading.packing import ensure_pack
 from greenroom.moe.routing.expert_mlp import predictors_for
@@ -61,7 +63,7 @@ from greenroom.worker.model.config import WorkerConfig, takes
 from greenroom.worker.model.expert_moves import EngineMoves
 from greenroom.worker.model.generator import LoopGenerator
 from greenroom.worker.model.memory_needs import needs_of
-from greenroom.worker.model.memory_plan import MemoryPlan, plan_memory, plan_rows, plan_to_fit
+from greenroom.worker.model.memory_plan import MemoryPlan, Needs, plan_memory, plan_rows, plan_to_fit
 from greenroom.worker.model.warm_start import ResidentSetFile, first_residents
 from greenroom.worker.usable_memory import gpu_memory, memory, resident_bytes, usable_cores
 
@@ -95,7 +97,12 @@ class ModelRuntime:
         self.profile: ModelProfile | None = None if config.profile is None else load_model_profile(Path(config.profile))
         """The profile of the model that `greenroom profile` made, where one was given."""
         self.text = TextProcessor.from_folder(self.checkpoint.folder)
-        path = ensure_pack(self.checkpoint, config.dtype, config.cache_dir, progress=config.progress)
+        self._expert_format = kept_format(
+            *(self.checkpoint, config.dtype, config.experts_as), products=config.products, device=self._device.type
+        )
+        path = ensure_pack(
+            self.checkpoint, config.dtype, config.cache_dir, progress=config.progress, expert_format=self._expert_format
+        )
         self.pack = PackFile.open(path)
         try:
             if self.profile is not None:
@@ -110,7 +117,10 @@ class ModelRuntime:
     def _assemble(self) -> None:
         config = self.config
         with _transformers_bars(self._shows_progress):
-            loaded = load(self.checkpoint, config.dtype, device=self._device, products=config.products)
+            loaded = load(
+                *(self.checkpoint, config.dtype),
+                device=self._device, products=config.products, expert_format=self._expert_format,
+            )  # fmt: skip
         self._refuse_masking(loaded.masking)
         ragged = RaggedModel(
             loaded.model, attention=None if config.attention == "auto" else config.attention, native=loaded.native
@@ -125,7 +135,14 @@ class ModelRuntime:
         dependence = batch_invariance.why_not(loaded, ragged)
         self._company = "do not change with it" if dependence is None else f"may change with it: {dependence}"
         max_model_len = min(loaded.max_model_len, config.max_model_len or loaded.max_model_len, ragged.max_positions)
-        needs = needs_of(loaded.model, self.pack.manifest, ragged, config, max_model_len, self.profile)
+
+        def needs_at(config: WorkerConfig, length: int) -> Needs:
+            return needs_of(
+                *(loaded.model, self.pack.manifest, ragged, config, length, self.profile),
+                expanding=loaded.expanding_bytes,
+            )
+
+        needs = needs_at(config, max_model_len)
         in_ram = needs.dense if self.accelerator is None else 0
         runtime = max(0, resident_bytes() - in_ram)  # after a first forward: with all the code it needs
         there = memory() if self.accelerator is None else gpu_memory(self._device)
@@ -134,7 +151,7 @@ class ModelRuntime:
         def plan_at(rows: int) -> tuple[MemoryPlan, int]:
             with_rows = replace(config, tokens_per_step=rows)
             return plan_to_fit(
-                lambda length: needs_of(loaded.model, self.pack.manifest, ragged, with_rows, length, self.profile),
+                lambda length: needs_at(with_rows, length),
                 max_model_len,
                 lambda needs: plan_memory(
                     needs,
@@ -339,13 +356,14 @@ class ModelRuntime:
         reads = "past the page cache" if self.pack.direct else "through the page cache, dropped after each read"
         link = "whole records (the pack is small: not measured)" if self.link is None else self.link.describe()
         kind = f"{self.checkpoint.config.model_type}, {self.pack.manifest.dtype} on {self._device}"
+        kept = "" if self._expert_format is PLAIN_FORMAT else f", as {self._expert_format.name}"
         policy = spelling(self.config.policy, self.config.policy_options)
         maps = "" if self.config.residual is None else f" with the maps of {self.config.residual}"
         return (
             f"model {self.served.name}: {kind}, "
             f"{len(self.pack.manifest.layers)} MoE layers, {self.served.max_model_len} tokens a request\n"
             f"experts: policy {policy}{maps}, fidelity {self.config.fidelity}, "
-            f"read {reads} from {self.pack.path} ({format_bytes(self.pack.manifest.record_bytes)})\n"
+            f"read {reads} from {self.pack.path} ({format_bytes(self.pack.manifest.record_bytes)}{kept})\n"
             f"reads: {link}\n"
             f"products: {self._products}\n"
             f"company: texts {self._company}\n"

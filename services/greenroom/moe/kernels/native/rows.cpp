@@ -58,8 +58,8 @@ struct Linear {
   uint16_t *out;
 };
 
-// One expert and the rows that are routed to it. `up` holds the gate projection, then the up projection. The last four are
-// of experts with a clamped gate, whose `up` holds both in turns.
+// One expert and the rows that are routed to it. `up` holds the gate projection, then the up projection. What follows `add` is
+// of experts with a clamped gate, whose `up` holds both in turns. With scales, `up` and `down` are MXFP4 codes.
 struct Expert {
   const uint32_t *up, *down;
   size_t inner, hidden, rows;
@@ -69,6 +69,7 @@ struct Expert {
   bool add;
   const uint16_t *up_bias = nullptr, *down_bias = nullptr;
   float alpha = 0, limit = 0;
+  const uint8_t *up_scales = nullptr, *down_scales = nullptr;
 };
 
 // Rows and weights of floats, products of floats.
@@ -169,7 +170,9 @@ BEGIN_AVX2
 namespace avx2 {
 constexpr int LANES = 8, TILE_WEIGHTS = 2, TILE_ROWS = 4;
 constexpr bool PAIRS = false;
+#define LANES_ARE_8 1
 #include "rows_kernel.inc"
+#undef LANES_ARE_8
 }
 END_TARGET
 
@@ -217,6 +220,8 @@ struct Kernels {
   void (*output)(const Expert &, const Rows &, size_t begin, size_t end);
   void (*clamped_hidden)(const Expert &, const Rows &, Rows &, size_t begin, size_t end);
   void (*clamped_output)(const Expert &, const Rows &, size_t begin, size_t end);
+  void (*mxfp4_hidden)(const Expert &, const Rows &, Rows &, size_t begin, size_t end);
+  void (*mxfp4_output)(const Expert &, const Rows &, size_t begin, size_t end);
   void (*linear)(const Linear &, const Rows &, size_t begin, size_t end);
   void (*linear_floats)(const LinearFloats &, size_t begin, size_t end);
   void (*norm)(const Norm &, size_t begin, size_t end);
@@ -227,9 +232,8 @@ struct Kernels {
 };
 
 #define KERNELS(of) \
-  { #of, of::hidden_part, of::output_part, of::clamped_hidden_part, of::clamped_output_part, of::linear_part, \
-    of::linear_floats_part, of::norm_part, \
-    of::attention_part, of::LANES, of::PAIRS, \
+  { #of, of::hidden_part, of::output_part, of::clamped_hidden_part, of::clamped_output_part, of::mxfp4_hidden_part, \
+    of::mxfp4_output_part, of::linear_part, of::linear_floats_part, of::norm_part, of::attention_part, of::LANES, of::PAIRS, \
     of::COLUMN_GRAIN, of::NEURON_GRAIN }
 
 // Whether the processor multiplies bf16 itself.
@@ -552,6 +556,27 @@ void greenroom_clamped_experts(const int64_t *weights, const int64_t *starts, in
     expert.up_bias = (const uint16_t *)weights[4 * e + 1];
     expert.down = (const uint32_t *)weights[4 * e + 2];
     expert.down_bias = (const uint16_t *)weights[4 * e + 3];
+    expert.alpha = alpha;
+    expert.limit = limit;
+  });
+}
+
+// As greenroom_clamped_experts, of experts in MXFP4: `hidden` and `inner` are multiples of 32.
+//
+// weights[6 * e] and the following are the addresses of its first projection's codes, scales (mxfp4_products.inc) and bias,
+// and of its second one's.
+void greenroom_mxfp4_experts(const int64_t *weights, const int64_t *starts, int64_t count, int64_t hidden, int64_t inner,
+                             const void *x, const int64_t *tokens, const float *scales, void *out, int add, float alpha,
+                             float limit, unsigned threads) {
+  Routed routed{starts, tokens, (size_t)count, (size_t)hidden, (size_t)inner, scales, (const uint16_t *)x, (uint16_t *)out, add != 0};
+  const size_t lanes = kernels.lanes;
+  run_experts(routed, threads, kernels.mxfp4_hidden, lanes, kernels.mxfp4_output, hidden / 2, lanes, [&](Expert &expert, size_t e) {
+    expert.up = (const uint32_t *)weights[6 * e];
+    expert.up_scales = (const uint8_t *)weights[6 * e + 1];
+    expert.up_bias = (const uint16_t *)weights[6 * e + 2];
+    expert.down = (const uint32_t *)weights[6 * e + 3];
+    expert.down_scales = (const uint8_t *)weights[6 * e + 4];
+    expert.down_bias = (const uint16_t *)weights[6 * e + 5];
     expert.alpha = alpha;
     expert.limit = limit;
   });

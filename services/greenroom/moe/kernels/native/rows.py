@@ -143,6 +143,8 @@ class NativeRows:
             *(ctypes.c_float, ctypes.c_float, ctypes.c_uint),
         ]
         self._clamped_experts.restype = None
+        self._mxfp4_experts = library.greenroom_mxfp4_experts
+        self._mxfp4_experts.argtypes, self._mxfp4_experts.restype = self._clamped_experts.argtypes, None
         self._all_experts = library.greenroom_all_experts
         self._all_experts.argtypes = [
             *(pointer, count, pointer, pointer, count, count),
@@ -319,10 +321,47 @@ class NativeRows:
         ``weights``: for each expert ``up[H, 2 I]``, whose outputs are a gate and an up in turns, ``up_bias[2 I]``,
         ``down[I, H]`` and ``down_bias[H]``.
         """
-        inner, hidden = weights[0][2].shape
+        self._clamped(self._clamped_experts, gate, weights, starts, rows, tokens, scales, out, add, first)
+
+    def mxfp4_experts(
+        self,
+        gate: ClampedGate,
+        weights: Sequence[tuple[torch.Tensor, ...]],
+        starts: Sequence[int] | NDArray[np.int64],
+        rows: torch.Tensor,
+        tokens: NDArray[np.int64] | Lasting,
+        scales: NDArray[np.float32] | Lasting,
+        out: torch.Tensor,
+        *,
+        add: bool,
+        first: int = 0,
+    ) -> None:
+        """As ``clamped_experts`` on the same weights expanded to bf16, to the bit.
+
+        ``weights``: for each expert codes and scales of ``up``, ``up_bias[2 I]``, codes and scales of ``down``, and
+        ``down_bias[H]``; laid out as in ``moe/formats/mxfp4.py``.
+        """
+        self._clamped(self._mxfp4_experts, gate, weights, starts, rows, tokens, scales, out, add, first)
+
+    def _clamped(
+        self,
+        products: Any,
+        gate: ClampedGate,
+        weights: Sequence[tuple[torch.Tensor, ...]],
+        starts: Sequence[int] | NDArray[np.int64],
+        rows: torch.Tensor,
+        tokens: NDArray[np.int64] | Lasting,
+        scales: NDArray[np.float32] | Lasting,
+        out: torch.Tensor,
+        add: bool,
+        first: int,
+    ) -> None:
+        """The biases are in the middle of an expert's tensors, and at their end."""
+        some = weights[0]
+        inner, hidden = some[len(some) // 2 - 1].shape[0] // 2, some[-1].shape[0]
         addresses = array("q", [tensor.data_ptr() for expert in weights for tensor in expert])
         begins = array("q", starts)
-        self._clamped_experts(
+        products(
             *(addresses.buffer_info()[0], begins.buffer_info()[0], len(weights), hidden, inner, rows.data_ptr()),
             *(_at(tokens) + 8 * first, _at(scales) + 4 * first, out.data_ptr(), add),
             *(gate.alpha, _as_bf16(gate.limit), self._threads(3 * hidden * inner)),

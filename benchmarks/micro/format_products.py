@@ -1,0 +1,172 @@
+"""How fast an expert's products are as it is stored, over those of the same expert in bf16, by the number of its rows.
+
+    python -m benchmarks.format_products [--shape 2880x2880] [--format mxfp4] [--threads 1] [--rows 1] [--rounds 5]
+
+Experts take turns, more of them than the processor's caches hold. Each instruction set computes both, in turns. GB/s
+are of the record's own bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import click
+import numpy as np
+import torch
+
+from benchmarks.harness.machine import cache_folder, describe_machine
+from benchmarks.harness.reporting.progress import progress
+from benchmarks.harness.reporting.statistics import Spread, spread_json
+from benchmarks.harness.reporting.tables import median_range
+from benchmarks.harness.rounds import in_turns
+from benchmarks.micro.row_products import shape_of
+from greenroom.core.errors import InvalidConfig
+from greenroom.core.units import MIB
+from greenroom.experts.pack.layout import PLAIN, ExpertWeights
+from greenroom.moe.architecture.moe_layers import ExpertTensor, MoeLayer
+from greenroom.moe.formats.expert_format import ExpertFormat
+from greenroom.moe.formats.mxfp4 import MXFP4
+from greenroom.moe.kernels.native.rows import ClampedGate, NativeRows, native_rows
+
+ROWS: Final = (1, 2, 4, 8, 32, 128)
+MEMORY: Final = 128 * MIB
+"""Of all experts together, as they are stored."""
+WORK: Final = 2e9
+"""Products of a turn, about."""
+GATE: Final = ClampedGate(alpha=1.702, limit=7.0)
+
+Products = Callable[..., None]
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """``weights``: of each expert. ``nbytes``: of one."""
+
+    products: Products
+    weights: list[ExpertWeights]
+    nbytes: int
+
+
+def gpt_oss_layer(hidden: int, inner: int) -> MoeLayer:
+    shapes = {
+        "gate_up_proj": (hidden, 2 * inner), "gate_up_proj_bias": (2 * inner,),
+        "down_proj": (inner, hidden), "down_proj_bias": (hidden,),
+    }  # fmt: skip
+    tensors = tuple(ExpertTensor(name, shape, torch.bfloat16) for name, shape in shapes.items())
+    return MoeLayer("experts", 1, 1, tensors, stacked=True)
+
+
+def clamped_arms(
+    native: NativeRows, expert_format: ExpertFormat, hidden: int, inner: int, memory: int
+) -> dict[str, Arm]:
+    """gpt-oss's experts of random codes, and the same numbers in bf16."""
+    layer = gpt_oss_layer(hidden, inner)
+    layout = expert_format.record(layer)
+    generator = torch.Generator().manual_seed(0)
+    stored: list[ExpertWeights] = []
+    expanded: list[ExpertWeights] = []
+    for _ in range(max(2, -(-memory // layout.nbytes))):
+        record = layout.views(torch.randint(0, 256, (layout.nbytes,), dtype=torch.uint8, generator=generator))
+        for spec, tensor in zip(layout.tensors, record, strict=True):
+            if spec.name.endswith("_scales"):
+                tensor.random_(116, 122, generator=generator)
+            elif tensor.is_floating_point():
+                tensor.normal_(0.0, 0.02, generator=generator)
+        numbers = tuple(torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in layer.tensors)
+        expert_format.expand(layer, record, numbers)
+        stored.append(record)
+        expanded.append(numbers)
+    products = {MXFP4.name: native.mxfp4_experts}[expert_format.name]
+    return {
+        expert_format.name: Arm(partial(products, GATE), stored, layout.weight_bytes),
+        PLAIN: Arm(partial(native.clamped_experts, GATE), expanded, sum(tensor.nbytes for tensor in expanded[0])),
+    }
+
+
+FORMATS: Final = {MXFP4.name: partial(clamped_arms, expert_format=MXFP4)}
+
+
+def measured(
+    native: NativeRows, arms: dict[str, Arm], hidden: int, counts: tuple[int, ...], rounds: int, work: float = WORK
+) -> list[dict[str, Any]]:
+    """A row for each number of rows, instruction set and arm."""
+    found: list[dict[str, Any]] = []
+    turns = [(instructions, name) for instructions in native.instruction_sets for name in arms]
+    largest = max(arm.nbytes for arm in arms.values())
+    try:
+        with progress((rounds + 1) * len(counts) * len(turns), "products", "turn") as bar:
+            for count in counts:
+                rows = torch.randn(count, hidden, generator=torch.Generator().manual_seed(1)).bfloat16()
+                tokens, scales, out = np.arange(count), np.ones(count, dtype=np.float32), torch.empty_like(rows)
+                seconds: dict[tuple[str, str], list[float]] = {turn: [] for turn in turns}
+                experts = len(next(iter(arms.values())).weights)
+                times = max(2, min(experts, round(work / (largest / 2 * count))))
+                for round_, (instructions, name) in in_turns(turns, rounds, float("inf")):
+                    native.use(instructions)
+                    arm = arms[name]
+                    began = time.perf_counter()
+                    for number in range(times):
+                        arm.products([arm.weights[number]], [0, count], rows, tokens, scales, out, add=False)
+                    if round_:
+                        seconds[instructions, name].append((time.perf_counter() - began) / times)
+                    bar.update()
+                found += [
+                    row_of(instructions, name, count, own, seconds[instructions, PLAIN], arms[name].nbytes)
+                    for (instructions, name), own in seconds.items()
+                ]
+    finally:
+        native.use(native.instruction_sets[0])
+    return found
+
+
+def row_of(
+    instructions: str, name: str, count: int, seconds: list[float], plain: list[float], nbytes: int
+) -> dict[str, Any]:
+    return {
+        "instructions": instructions,
+        "format": name,
+        "rows": count,
+        "microseconds": spread_json(Spread.of([1e6 * one for one in seconds]), 1),
+        "gb_s": spread_json(Spread.of([nbytes / one / 1e9 for one in seconds]), 2),
+        "over_bf16": spread_json(Spread.of([other / own for own, other in zip(seconds, plain, strict=True)]), 2),
+    }
+
+
+def table(found: list[dict[str, Any]]) -> str:
+    lines = [f"{'rows':>5}  {'instructions':<13}{'format':<8}{'µs':>28}{'GB/s':>22}{'over bf16':>22}"]
+    for row in found:
+        lines.append(
+            f"{row['rows']:>5}  {row['instructions']:<13}{row['format']:<8}{median_range(row['microseconds']):>28}"
+            f"{median_range(row['gb_s'], 2):>22}{median_range(row['over_bf16'], 2):>22}"
+        )
+    return "\n".join(lines)
+
+
+@click.command(help=__doc__)
+@click.option("--shape", default="2880x2880", show_default=True, help="HIDDENxINNER of an expert.")
+@click.option("--format", "name", type=click.Choice(list(FORMATS)), default=MXFP4.name, show_default=True)
+@click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option("--rows", "counts", type=click.IntRange(min=1), multiple=True, default=ROWS, show_default=True)
+@click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True)
+def main(shape: str, name: str, threads: int, counts: tuple[int, ...], rounds: int) -> None:
+    try:
+        hidden, inner = shape_of(shape)
+        if hidden % 32 or inner % 32:
+            raise InvalidConfig("shape", shape, "of multiples of 32")
+    except InvalidConfig as error:
+        raise click.UsageError(str(error)) from error
+    torch.set_num_threads(threads)
+    native = native_rows()
+    found = measured(native, FORMATS[name](native, hidden=hidden, inner=inner, memory=MEMORY), hidden, counts, rounds)
+    click.echo(table(found))
+    described = {"shape": shape, "format": name, "threads": threads, "rows": found}
+    click.echo(json.dumps(described | {"machine": describe_machine(cache_folder())}))
+
+
+if __name__ == "__main__":
+    main()

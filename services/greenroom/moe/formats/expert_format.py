@@ -1,0 +1,130 @@
+"""What a format of experts' records is, and the one whose records hold the numbers themselves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from greenroom.core.errors import CorruptCheckpoint
+from greenroom.experts.pack.layout import PLAIN, ExpertWeights, RecordLayout
+from greenroom.moe.architecture.moe_layers import ExpertTensor, MoeLayer
+
+
+class BadCodes(CorruptCheckpoint):
+    """Codes or scales of a checkpoint that mean no numbers. ``part``: which of the stored tensors it is."""
+
+    def __init__(self, part: int, why: str) -> None:
+        super().__init__(why)
+        self.part = part
+
+
+class ExpertFormat(Protocol):
+    """Of a record: which tensors it consists of, how a checkpoint's become these, and what numbers they mean.
+
+    Weights are laid out anew and never quantised anew: a record means the numbers that the checkpoint means.
+    """
+
+    name: str
+    """In packs and to people."""
+    version: int
+    """Increased when the same tensors are to give other records."""
+
+    def record(self, layer: MoeLayer) -> RecordLayout:
+        """Of each expert of the layer."""
+        ...
+
+    def stored_shapes(self, tensor: ExpertTensor) -> tuple[tuple[int, ...], ...]:
+        """Of the stored tensors (uint8) that one expert's ``tensor`` is made of, in the order of ``make``. Empty: it is
+        stored as numbers.
+
+        Raises CorruptCheckpoint for widths that the format does not have.
+        """
+        ...
+
+    def check(self, tensor: ExpertTensor, stored: Sequence[torch.Tensor]) -> None:
+        """Raises BadCodes if some of one expert's weights are no numbers, or none of the tensor's dtype."""
+        ...
+
+    def make(self, tensor: ExpertTensor, stored: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The record's tensors by name, of what was stored of one expert in the ``stored_shapes``."""
+        ...
+
+    def expand(self, layer: MoeLayer, weights: ExpertWeights, into: ExpertWeights) -> None:
+        """Write the numbers of a record's ``weights`` into tensors like the layer's, on the same device."""
+        ...
+
+    def expanding_bytes(self, layer: MoeLayer) -> int:
+        """What ``expand`` takes meanwhile, beside ``into``."""
+        ...
+
+
+def plain_record(tensor: ExpertTensor) -> tuple[str, tuple[int, ...], str]:
+    """A tensor of a record that holds numbers."""
+    return tensor.name, tensor.shape, str(tensor.dtype).removeprefix("torch.")
+
+
+class Plain:
+    """The numbers themselves, in the model's dtype. No tensor is stored otherwise, so nothing is made or expanded."""
+
+    name = PLAIN
+    version = 1
+
+    def record(self, layer: MoeLayer) -> RecordLayout:
+        return RecordLayout.of(map(plain_record, layer.tensors))
+
+    def stored_shapes(self, tensor: ExpertTensor) -> tuple[tuple[int, ...], ...]:
+        return ()
+
+    def check(self, tensor: ExpertTensor, stored: Sequence[torch.Tensor]) -> None:
+        pass
+
+    def make(self, tensor: ExpertTensor, stored: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        raise TypeError(f"{tensor.name} is stored as numbers")
+
+    def expand(self, layer: MoeLayer, weights: ExpertWeights, into: ExpertWeights) -> None:
+        for target, tensor in zip(into, weights, strict=True):
+            target[:] = tensor
+
+    def expanding_bytes(self, layer: MoeLayer) -> int:
+        return 0
+
+
+PLAIN_FORMAT: ExpertFormat = Plain()
+
+
+class Expander:
+    """Expands the experts of layers that are built alike, one at a time, into memory of its own.
+
+    Each expert overwrites the one before. On a device that is safe too: all of it is in one queue of work.
+    """
+
+    def __init__(self, expert_format: ExpertFormat, layer: MoeLayer) -> None:
+        self._format = expert_format
+        self._layer = layer
+        self._into: ExpertWeights | None = None
+
+    def __call__(self, weights: ExpertWeights) -> ExpertWeights:
+        """The expert's tensors as numbers, in the order of ``MoeLayer.tensors``; valid until the next call."""
+        into = self._into
+        # Tensors of inference mode can not be written to outside of it.
+        if into is None or (into[0].is_inference() and not torch.is_inference_mode_enabled()):
+            into = self._into = tuple(
+                torch.empty(tensor.shape, dtype=tensor.dtype, device=weights[0].device)
+                for tensor in self._layer.tensors
+            )
+        with torch.no_grad():
+            self._format.expand(self._layer, weights, into)
+        return into
+
+    def release(self) -> None:
+        """Give the memory back until the next call."""
+        self._into = None
+
+    @property
+    def nbytes(self) -> int:
+        """What a call takes."""
+        own = sum(math.prod(tensor.shape) * tensor.dtype.itemsize for tensor in self._layer.tensors)
+        return own + self._format.expanding_bytes(self._layer)

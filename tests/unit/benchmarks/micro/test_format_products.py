@@ -1,0 +1,50 @@
+"""What the benchmark of formats says of each arm."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.micro.format_products import FORMATS, measured, row_of, table
+from greenroom.experts.pack.layout import PLAIN
+from greenroom.moe.kernels.native.library import NativeUnavailable
+from greenroom.moe.kernels.native.rows import NativeRows, native_rows
+
+
+@pytest.fixture
+def native() -> NativeRows:
+    try:
+        return native_rows()
+    except NativeUnavailable as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_both_are_timed_by_each_instruction_set_and_compute_the_same(native: NativeRows, name: str) -> None:
+    before = native.instruction_set
+    arms = FORMATS[name](native, hidden=64, inner=32, memory=1)
+    found = measured(native, arms, 64, (1, 3), 2, work=1)
+    assert [(row["rows"], row["instructions"], row["format"]) for row in found] == [
+        (rows, instructions, kept)
+        for rows in (1, 3)
+        for instructions in native.instruction_sets
+        for kept in (name, PLAIN)
+    ]
+    assert native.instruction_set == before
+    assert len(table(found).splitlines()) == 1 + len(found)
+    assert arms[name].nbytes < arms[PLAIN].nbytes
+    rows = torch.randn(3, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    results = []
+    for arm in arms.values():
+        results.append(torch.empty_like(rows))
+        scales = np.ones(3, dtype=np.float32)
+        arm.products([arm.weights[1]], [0, 3], rows, np.arange(3), scales, results[-1], add=False)
+    assert torch.equal(*results)
+
+
+def test_gains_are_of_the_same_round() -> None:
+    row = row_of("some", "mxfp4", 4, [0.5, 1.0], [1.0, 3.0], int(2e9))
+    assert row["microseconds"] == {"median": 750_000.0, "min": 500_000.0, "max": 1_000_000.0}
+    assert row["gb_s"] == {"median": 3.0, "min": 2.0, "max": 4.0}
+    assert row["over_bf16"] == {"median": 2.5, "min": 2.0, "max": 3.0}
