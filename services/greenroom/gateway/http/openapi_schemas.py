@@ -115,13 +115,6 @@ def schemas_of(config: GatewayConfig) -> Json:
         properties = schemas[kind.__name__]["properties"]
         for field in properties.keys() & neutral.keys():
             properties[field] = {"enum": [None, *neutral[field]], "description": "Not supported: asks for nothing."}
-    schemas["CompletionBody"]["properties"]["best_of"] = {
-        "type": ["integer", "null"],
-        "minimum": 1,
-        "maximum": config.max_choices,
-        "default": None,
-        "description": "Not supported: only 1, or what n is, which asks for nothing.",
-    }
     for kind, hints in _HINTS.items():
         properties = schemas[kind.__name__]["properties"]
         for field in properties.keys() & hints.keys():
