@@ -12,6 +12,7 @@ PEERS  := .venv-peers
 PEERS_STAMP := $(PEERS)/.installed
 CLIENTS := .venv-clients
 CLIENTS_STAMP := $(CLIENTS)/.installed
+VLLM := 0.33.0
 REVISION = $(shell git rev-parse --short HEAD 2> /dev/null || echo unknown)
 # With --quiet pip draws no progress, and without it it writes hundreds of lines. Of these PROGRESS shows one: what is being
 # downloaded, and how far. Errors and warnings come on stderr, as they are.
@@ -43,7 +44,7 @@ test-full: $(STAMP) $(CLIENTS_STAMP) ## The suite with its full matrices
 	$(PYTEST) -m "not compose"
 	$(PYTEST) -p tests.on_uvloop tests/contract/log tests/contract/rpc tests/pipeline/gateway
 
-test-clients: $(STAMP) $(CLIENTS_STAMP) ## Others' clients against real servers (its first use sets up .venv-clients: 4 minutes, 1.3 GB)
+test-clients: $(STAMP) $(CLIENTS_STAMP) ## Others' clients against real servers (its first use sets up .venv-clients: 8 minutes, 2.1 GB)
 	$(BIN)/pytest tests/integration/test_load_clients.py tests/integration/test_api_clients.py tests/pipeline/inferences/test_triton_client.py
 
 test-compose: $(STAMP) ## compose.yaml for real: images, clients, failures (needs Docker; minutes)
@@ -131,9 +132,12 @@ $(PEERS_STAMP): benchmarks/peers/requirements.txt
 
 # What guidellm wants of PyTorch (5 GB) it finds in .venv; the rest is its own, in versions of its own.
 $(CLIENTS_STAMP): tests/clients/requirements.txt | $(STAMP)
-	@echo "Setting up $(CLIENTS): once, about 3 minutes"
+	@echo "Setting up $(CLIENTS): once, about 8 minutes"
 	@test -x $(CLIENTS)/bin/python || $(BIN)/python -m venv $(CLIENTS)
 	@$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' \
 	  > "$$($(CLIENTS)/bin/python -c 'import site; print(site.getsitepackages()[0])')/beside.pth"
 	@{ PIP_PYTHON=$(CLIENTS)/bin/python $(BIN)/python $(INSTALL) --no-warn-conflicts --requirement $< $(PROGRESS)
+	@# vLLM's client alone: built for no device, without the kernels and libraries that only its server needs.
+	@{ VLLM_TARGET_DEVICE=empty VLLM_VERSION_OVERRIDE=$(VLLM) PIP_PYTHON=$(CLIENTS)/bin/python $(BIN)/python $(INSTALL) \
+	  --no-deps --no-build-isolation --no-binary vllm vllm==$(VLLM) $(PROGRESS)
 	@touch $@

@@ -42,6 +42,7 @@ class ScriptedGenerator:
         self.refuse_from: int | None = None
         self.on_refusal: Callable[[], object] = lambda: None
         self.fail_at: int | None = None
+        self.at_fault = False
         self.raise_at: int | None = None
         self.cancel_at: int | None = None
         self.vanish_at: int | None = None
@@ -140,6 +141,7 @@ class ScriptedGenerator:
             index,
             error,
             approximated=self.approximates(request),
+            invalid=self.at_fault,
             prompt_logprobs=None if reason not in (FinishReason.STOP, FinishReason.LENGTH) else self._scores(request),
         )
 

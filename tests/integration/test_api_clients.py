@@ -16,10 +16,9 @@ import torch
 
 from greenroom.demo import bundled_model_path
 from tests.integration.server import Server
-from tests.integration.test_load_clients import CLIENTS, errors, home, run
+from tests.integration.test_load_clients import CLIENTS, MODEL, errors, home, missing, run
 
 __all__ = ["home"]
-MODEL = "greenroom-understudy"
 CALLS = Path(__file__).parents[1] / "clients"
 DEADLINE_S = 300.0
 QUESTIONS = [
@@ -50,11 +49,6 @@ doc_to_target: "{{{{choices[answer]}}}}"
 generation_kwargs: {{until: ["\\n"], max_gen_toks: 8, do_sample: false}}
 metric_list: [{{metric: exact_match}}]
 """
-
-
-def missing(package: str) -> pytest.MarkDecorator:
-    found = list(CLIENTS.parent.glob(f"lib/python*/site-packages/{package}"))
-    return pytest.mark.skipif(not found, reason=f"{package} is not set up: make test-clients")
 
 
 pytestmark = pytest.mark.timeout(900)

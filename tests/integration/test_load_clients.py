@@ -23,6 +23,13 @@ CLIENTS = Path(__file__).parents[2] / ".venv-clients" / "bin"
 DEADLINE_S = 300.0
 REQUESTS = 6
 OUTPUT_TOKENS = 12
+MODEL = "greenroom-understudy"
+
+
+def missing(package: str) -> pytest.MarkDecorator:
+    found = list(CLIENTS.parent.glob(f"lib/python*/site-packages/{package}"))
+    return pytest.mark.skipif(not found, reason=f"{package} is not set up: make test-clients")
+
 
 pytestmark = [
     pytest.mark.timeout(900),
@@ -100,7 +107,7 @@ def test_guidellm(server: Server, home: dict[str, str], tmp_path: Path) -> None:
 def test_aiperf(server: Server, home: dict[str, str], tmp_path: Path) -> None:
     before = answered(server)
     run(
-        home, tmp_path, "aiperf", "profile", "--model", "greenroom-understudy", "--url", server.url,
+        home, tmp_path, "aiperf", "profile", "--model", MODEL, "--url", server.url,
         "--endpoint-type", "chat", "--streaming", "--use-server-token-count",
         "--tokenizer", str(bundled_model_path()), "--concurrency", "2", "--request-count", str(REQUESTS),
         "--synthetic-input-tokens-mean", "24", "--output-tokens-mean", str(OUTPUT_TOKENS),
@@ -111,5 +118,50 @@ def test_aiperf(server: Server, home: dict[str, str], tmp_path: Path) -> None:
     assert found.get("error_request_count", {}).get("avg", 0) == 0
     assert found["output_sequence_length"]["avg"] == OUTPUT_TOKENS
     assert found["time_to_first_token"]["avg"] > 0
+    assert answered(server) - before >= REQUESTS
+    assert errors(server) == {}
+
+
+@missing("genai_bench")
+def test_genai_bench(server: Server, home: dict[str, str], tmp_path: Path) -> None:
+    """It counts tokens by the usage that comes behind the last part."""
+    before = answered(server)
+    run(
+        {**home, "ENABLE_UI": "false"}, tmp_path, "genai-bench", "benchmark",
+        "--api-backend", "vllm", "--api-base", server.url, "--api-key", "none", "--api-model-name", MODEL,
+        "--model-tokenizer", str(bundled_model_path()), "--task", "text-to-text",
+        "--traffic-scenario", f"D(24,{OUTPUT_TOKENS})", "--num-concurrency", "2",
+        "--max-requests-per-run", str(REQUESTS), "--max-time-per-run", "5",
+        "--experiment-base-dir", str(tmp_path), "--experiment-folder-name", "found",
+    )  # fmt: skip
+    [file] = (tmp_path / "found").glob("D*.json")
+    found = json.loads(file.read_text())
+    assert found["aggregated_metrics"]["num_error_requests"] == 0
+    assert found["aggregated_metrics"]["num_completed_requests"] >= REQUESTS
+    for request in found["individual_request_metrics"]:
+        assert request["num_output_tokens"] == OUTPUT_TOKENS
+        assert request["num_input_tokens"] >= 24
+        assert request["ttft"] > 0
+    assert answered(server) - before >= REQUESTS
+    assert errors(server) == {}
+
+
+@missing("vllm")
+@pytest.mark.parametrize(("backend", "path"), [("openai", "/v1/completions"), ("openai-chat", "/v1/chat/completions")])
+def test_vllm_bench_serve(server: Server, home: dict[str, str], tmp_path: Path, backend: str, path: str) -> None:
+    """Its client alone. It makes prompts of one length by asking the server for their tokens."""
+    before = answered(server)
+    run(
+        home, tmp_path, "vllm", "bench", "serve", "--backend", backend, "--base-url", server.url, "--endpoint", path,
+        "--model", MODEL, "--tokenizer", str(bundled_model_path()), "--dataset-name", "random",
+        "--random-input-len", "24", "--random-output-len", str(OUTPUT_TOKENS), "--num-prompts", str(REQUESTS),
+        "--max-concurrency", "2", "--ignore-eos", "--save-result", "--save-detailed",
+        "--result-dir", str(tmp_path), "--result-filename", "found.json",
+    )  # fmt: skip
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert (found["completed"], found["failed"], found["errors"]) == (REQUESTS, 0, [""] * REQUESTS)
+    assert found["output_lens"] == [OUTPUT_TOKENS] * REQUESTS
+    assert all(found["generated_texts"])
+    assert found["mean_ttft_ms"] > 0
     assert answered(server) - before >= REQUESTS
     assert errors(server) == {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,8 @@ def read_sampling_defaults(folder: Path) -> SamplingDefaults:
         return NO_DEFAULTS
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptCheckpoint(f"{path} can not be read: {error}; {_INSTEAD}") from error
+    if defaults.top_k == -1:
+        defaults = replace(defaults, top_k=0)  # both are off
     try:
         SamplingParams(**defaults.said())
     except InvalidRequest as error:

@@ -53,16 +53,16 @@ class StopMatcher:
         if not self._stops:
             return text
         self._held += text
-        while text:
-            end, _ = self._advance(self._states, text)
-            text = text[end:]
+        self._advance_by(self._states, text)
         return self._release(max(self._states))
 
-    def would_match(self, text: str) -> bool:
-        """Whether ``push(text)`` would find a match; changes nothing."""
+    def would_match(self, text: str, *, behind: str = "") -> bool:
+        """Whether ``push(text)`` would find a match, behind ``pass_by(behind)``; changes nothing."""
         if self.matched is not None or not self._stops:
             return False
-        return self._advance(list(self._states), text)[1] is not None
+        states = list(self._states)
+        self._advance_by(states, behind)
+        return self._advance(states, text)[1] is not None
 
     def flush(self) -> str:
         """What was held back, once no text follows."""
@@ -72,6 +72,12 @@ class StopMatcher:
         cut = len(self._held) - keep
         passed, self._held = self._held[:cut], self._held[cut:]
         return passed
+
+    def _advance_by(self, states: list[int], text: str) -> None:
+        """As ``_advance``, past all matches."""
+        while text:
+            end, _ = self._advance(states, text)
+            text = text[end:]
 
     def _advance(self, states: list[int], text: str) -> tuple[int, str | None]:
         """Runs ``states`` (characters matched of each stop string) over ``text``; the length read and the match."""
@@ -123,6 +129,7 @@ class TextStream:
         """``min_tokens``: no stop string ends in the text of so many tokens."""
         self._detokenizer = tokenizer.detokenizer(behind_text=behind_text)
         self._unchecked = min_tokens
+        self._unchecked_pending = 0  # of the characters that are pending, those of unchecked tokens
         self._matcher = StopMatcher(stops, keep_match=keep_match)
         self.length = 0
         """Characters so far that are certain, those held back for a stop string included."""
@@ -136,20 +143,31 @@ class TextStream:
         """The text to give out now; nothing after a match."""
         text = self._detokenizer.push(token_id)
         self.length += len(text)
+        pending = self._detokenizer.pending
         if self._unchecked > 0:
             self._unchecked -= 1
+            still = 0 if text else self._unchecked_pending
+            self._unchecked_pending = max(still, len(pending))
             return self._matcher.pass_by(text)
-        passed = self._matcher.push(text)
-        pending = self._detokenizer.pending
-        if pending and self._matcher.would_match(pending):
-            passed += self._matcher.push(pending)
+        passed = self._checked(text)
+        unchecked, rest = pending[: self._unchecked_pending], pending[self._unchecked_pending :]
+        if rest and self._matcher.would_match(rest, behind=unchecked):
+            passed += self._checked(pending)
         return passed
 
     def finish(self) -> str:
         """The rest, once no token follows."""
         text = self._detokenizer.flush()
         self.length += len(text)
-        return self._matcher.push(text) + self._matcher.flush()
+        return self._checked(text) + self._matcher.flush()
+
+    def _checked(self, text: str) -> str:
+        """What passes of ``text``, in which a stop string may end behind the characters of unchecked tokens."""
+        if not self._unchecked_pending or not text:
+            return self._matcher.push(text)
+        unchecked, rest = text[: self._unchecked_pending], text[self._unchecked_pending :]
+        self._unchecked_pending = 0
+        return self._matcher.pass_by(unchecked) + self._matcher.push(rest)
 
 
 class StopChecker:

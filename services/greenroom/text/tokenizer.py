@@ -106,6 +106,20 @@ class Tokenizer:
         except (UnicodeEncodeError, TypeError) as error:
             raise InvalidRequest("the text has half a surrogate pair in it, so it is not valid Unicode") from error
 
+    def offsets(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Where each token of ``encode`` begins in ``text``, in characters; they ascend.
+
+        What a token leaves out, such as the space before it, belongs to it. Tokens of parts of one character begin with
+        it. A token that the post-processor adds begins where the one before it ends.
+        """
+        [encoded] = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)
+        found: list[int] = []
+        end = 0
+        for (start, stop), added in zip(encoded.offsets, encoded.special_tokens_mask, strict=True):
+            found.append(end if added else max(min(start, end), found[-1] if found else 0))
+            end = end if added else max(stop, end)
+        return found
+
     def fewest_tokens(self, text: str) -> int:
         """As many tokens as ``text`` has at least, found in about a millisecond a megabyte. 0 where the tokenizer is of
         a kind in which a token may stand for any length."""

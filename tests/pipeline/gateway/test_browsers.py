@@ -6,13 +6,15 @@ import asyncio
 import json
 import shutil
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 
+from greenroom.core.generation import FinishReason
 from greenroom.gateway.doors.keys import KeyLimits, changing, new_key, utc_now, write_keys
 from tests.pipeline.gateway.conftest import Server
 from tests.pipeline.gateway.test_errors import shaped
@@ -138,10 +140,12 @@ async def test_off_nothing_is_said_of_origins(server: Server) -> None:
 _SCRIPT = """
 <!doctype html><script>
 async function run() {
-  const found = {};
+  const found = {text: ""};
+  const leaving = new AbortController();
   try {
     const reply = await fetch("URL/v1/chat/completions", {
       method: "POST",
+      signal: leaving.signal,
       headers: {"Content-Type": "application/json", "Authorization": "Bearer KEY", "X-Request-Id": "mine"},
       body: JSON.stringify({model: "org/small", stream: true, store: true,
                             messages: [{role: "user", content: "hello"}]}),
@@ -149,9 +153,17 @@ async function run() {
     found.status = reply.status;
     found.id = reply.headers.get("X-Request-Id");
     found.hints = reply.headers.get("Greenroom-Without-Effect");
-    found.text = "";
-    for (const line of (await reply.text()).split("\\n")) {
-      if (line.startsWith("data: {")) found.text += JSON.parse(line.slice(6)).choices[0]?.delta.content ?? "";
+    const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
+    let rest = "";
+    for (let part = await reader.read(); !part.done; part = await reader.read()) {
+      const lines = (rest + part.value).split("\\n");
+      rest = lines.pop();
+      for (const line of lines) {
+        const word = line.startsWith("data: {") ? JSON.parse(line.slice(6)).choices[0]?.delta.content ?? "" : "";
+        if (word && !found.text) await fetch("/first", {method: "POST", body: word});
+        found.text += word;
+        if (word && LEAVES) leaving.abort();
+      }
     }
   } catch (error) { found.error = String(error); }
   await fetch("/found", {method: "POST", body: JSON.stringify(found)});
@@ -162,13 +174,16 @@ run();
 
 
 class Site:
-    """A page of another origin, and what it says that it found."""
+    """A page of another origin, and what it says that it found. ``on_first``: what happens when it has told of the
+    first word of an answer; until then it waits."""
 
     def __init__(self) -> None:
         self.page = ""
+        self.on_first: Callable[[], Awaitable[None]] | None = None
         self.found: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         app = web.Application()
         app.router.add_get("/", self._page)
+        app.router.add_post("/first", self._first)
         app.router.add_post("/found", self._found)
         self._runner = web.AppRunner(app, access_log=None)
 
@@ -183,6 +198,11 @@ class Site:
 
     async def _page(self, request: web.Request) -> web.Response:
         return web.Response(text=self.page, content_type="text/html")
+
+    async def _first(self, request: web.Request) -> web.Response:
+        if self.on_first is not None:
+            await self.on_first()
+        return web.Response()
 
     async def _found(self, request: web.Request) -> web.Response:
         self.found.set_result(json.loads(await request.text()))
@@ -205,15 +225,34 @@ class TestChromium:
     async def test_a_page_of_another_origin(
         self, server: Server, config: dict[str, Any], site: tuple[Site, str], ann: tuple[Path, str]
     ) -> None:
+        """It has the first word while the others are not made yet."""
         page, origin = site
-        page.page = _SCRIPT.replace("URL", server.url).replace("KEY", ann[1])
+        page.page = script(server, ann[1])
+        await server.generator.allow(1)
+        page.on_first = partial(server.generator.allow, None)
         found = await look_at(origin, page.found)
         if config["allowed_origins"]:
             assert found == {"status": 200, "id": "mine", "hints": "store", "text": TEXT}
         else:
-            assert set(found) == {"error"}
+            assert set(found) == {"text", "error"}
             assert "Failed to fetch" in found["error"]
             assert server.generator.seen == []
+
+    @pytest.mark.parametrize("config", ["allowed"], indirect=True)
+    async def test_a_page_that_aborts_its_fetch_ends_its_request(
+        self, server: Server, site: tuple[Site, str], ann: tuple[Path, str]
+    ) -> None:
+        page, origin = site
+        page.page = script(server, ann[1], leaves=True)
+        await server.generator.allow(1)
+        found = await look_at(origin, page.found)
+        assert "AbortError" in found["error"]
+        await server.generator.until_idle()
+        assert set(server.generator.outcomes.values()) == {FinishReason.CANCELLED}
+
+
+def script(server: Server, key: str, *, leaves: bool = False) -> str:
+    return _SCRIPT.replace("URL", server.url).replace("KEY", key).replace("LEAVES", "true" if leaves else "false")
 
 
 async def look_at(url: str, found: asyncio.Future[dict[str, Any]]) -> dict[str, Any]:

@@ -103,6 +103,29 @@ async def test_a_prompt_of_tokens_is_told_as_their_text(client: AsyncOpenAI, ser
         assert len(check.token_logprobs) == len(ids)
 
 
+async def test_special_tokens_that_are_written_in_the_prompt_stand_where_they_are(
+    client: AsyncOpenAI, server: Server
+) -> None:
+    prompt = "<|im_start|>user\nHi 🚀<|im_end|>\n"
+    reply = await client.completions.create(model=MODEL, prompt=prompt, echo=True, logprobs=0, max_tokens=1)
+    logprobs = reply.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.tokens is not None
+    assert logprobs.text_offset is not None
+    places = dict(zip(logprobs.tokens, logprobs.text_offset, strict=True))
+    assert (places["<|im_start|>"], places["<|im_end|>"]) == (0, prompt.index("<|im_end|>"))
+    assert logprobs.text_offset[-1] == len(prompt)
+
+
+@pytest.mark.parametrize("ids", [[-1], [10**6], [10**30]])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_tokens_that_the_model_has_not_are_refused(server: Server, ids: list[int], stream: bool) -> None:
+    body = {"model": MODEL, "prompt": [[7], ids], "echo": True, "logprobs": 1, "max_tokens": 0, "stream": stream}
+    status, reply, _ = await server.post("/v1/completions", body)
+    assert (status, reply["error"]["param"]) == (400, "prompt" if abs(ids[0]) < 2**63 else "prompt[1][0]")
+    assert server.generator.seen == []
+
+
 async def test_a_prompt_of_one_token_has_no_likelihood(client: AsyncOpenAI, server: Server) -> None:
     [one] = ids_of(server, "H")[-1:]
     reply = await client.completions.create(model=MODEL, prompt=[one], echo=True, logprobs=1, max_tokens=0)

@@ -216,6 +216,36 @@ async def test_bad_requests(
     assert server.metric("grpc_errors_total", code=code) == 1
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), -1e308])
+@pytest.mark.parametrize(
+    "field", ["temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"]
+)
+async def test_numbers_that_json_has_not(stub: Any, server: Server, field: str, value: float) -> None:
+    text, chat = hello(), Request()
+    chat.chat.messages.add(role="user", content="hello")
+    for request in (text, chat):
+        setattr(request, field, value)
+    for request in (text, chat, hello(logit_bias={7: value}), hello(slo=inference_pb2.Slo(tpot_ms=value))):
+        told, details, trailing = await refusal(stub.Generate(request))
+        assert (told, trailing["greenroom-code"]) == (grpc.StatusCode.INVALID_ARGUMENT, "invalid_value")
+        assert field in details or "logit_bias" in details or "slo.tpot_ms" in details
+    assert server.generator.seen == []
+
+
+async def test_the_largest_whole_numbers(stub: Any, server: Server) -> None:
+    most = 2**32 - 1
+    await stub.Generate(hello(top_k=most, seed=-(2**63), max_tokens=1))
+    assert (server.generator.seen[0].sampling.top_k, server.generator.seen[0].sampling.seed) == (most, -(2**63))
+    for request in (
+        hello(max_tokens=most), hello(min_tokens=most), hello(logprobs=most), hello(prompt_logprobs=most),
+        hello(stop_token_ids=[most]), hello(logit_bias={most: 1}), hello(timeout_ms=most), hello(priority=2**31 - 1),
+        Request(token_ids=inference_pb2.TokenIds(ids=[most])), Request(token_ids=inference_pb2.TokenIds()),
+    ):  # fmt: skip
+        told, _, _ = await refusal(stub.Generate(request))
+        assert told == grpc.StatusCode.INVALID_ARGUMENT
+    assert len(server.generator.seen) == 1
+
+
 @pytest.mark.parametrize(
     ("raised", "status", "code", "after"),
     [

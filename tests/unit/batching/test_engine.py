@@ -311,6 +311,24 @@ def test_logits_that_are_no_numbers_fail_their_own_request() -> None:
     assert answers[1].finished.error == "the model computed nan as the largest logit of token 5"
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"repetition_penalty": 1e-300}, {"min_tokens": 2, "stop_token_ids": tuple(range(64))}],
+    ids=["infinite logits", "nothing left"],
+)
+def test_a_request_that_leaves_itself_no_token_is_at_fault(changes: dict[str, Any]) -> None:
+    d = driver()
+    bad = d.add(request("bad", (1, 2), 4, **changes))
+    good = d.add(request("good", (1, 3), 4))
+    d.run()
+    assert bad.finished is not None
+    assert (bad.finished.reason, bad.finished.invalid, bad.ids) == (FinishReason.FAILED, True, ())
+    assert "the request's penalties, logit_bias and min_tokens" in (bad.finished.error or "")
+    assert good.ids == continuation((1, 3), 4)
+    assert good.finished is not None
+    assert not good.finished.invalid
+
+
 def test_a_stop_checker_that_fails_fails_its_own_request() -> None:
     d = driver(stop_checkers=Counting)
     bad = d.add(request("bad", (1, 2), 5, stop=("3",)))

@@ -22,7 +22,14 @@ from transformers import (
 
 from greenroom.core.errors import InvalidRequest
 from greenroom.core.generation import GenerationRequest, SamplingParams, Token
-from greenroom.moe.batch.logit_changes import Draw, InvalidLogits, TokenCounts, changed_logits, token_counts
+from greenroom.moe.batch.logit_changes import (
+    Draw,
+    InvalidLogits,
+    TokenCounts,
+    UnusableChanges,
+    changed_logits,
+    token_counts,
+)
 from greenroom.moe.batch.sampling import SampledToken, sample, sampling_key, uniform
 from greenroom.moe.batch.sequence import Sequence
 
@@ -294,7 +301,7 @@ def test_a_row_whose_changes_leave_nothing_fails_alone() -> None:
         Draw(SamplingParams(temperature=0), 1, 1),
     ]
     bad, good = sample(LOGITS.repeat(2, 1), draws)
-    assert isinstance(bad, InvalidLogits)
+    assert isinstance(bad, UnusableChanges)
     assert "min_tokens" in str(bad)
     assert good == SampledToken(0)
 

@@ -24,6 +24,8 @@ def written(folder: Path, text: str) -> Path:
 def test_what_is_said_is_taken(tmp_path: Path) -> None:
     wanted = SamplingDefaults(temperature=0.7, top_p=0.8, top_k=20, repetition_penalty=1.05)
     assert read_sampling_defaults(written(tmp_path, QWEN)) == wanted
+    assert read_sampling_defaults(written(tmp_path, '{"top_k": -1}')) == SamplingDefaults(top_k=0), "off, as in vLLM"
+    assert read_sampling_defaults(written(tmp_path, QWEN)) == wanted
     small_tokenizers.write_chat(tmp_path)
     assert TextProcessor.from_folder(tmp_path).sampling_defaults() == wanted
 

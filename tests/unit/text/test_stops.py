@@ -132,3 +132,27 @@ def test_no_stop_string_ends_in_the_first_tokens(text: str, stop: str, least: in
     stream = TextStream(tokenizer, [stop], min_tokens=least, behind_text=True)
     found = "".join(stream.push(token_id) for token_id in ids) + stream.finish()
     assert found == (text if end is None else text[: end - len(stop)])
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    text=st.text("aé中🚀\n", min_size=1, max_size=8),
+    stop=st.sampled_from(["é", "中", "🚀", "a🚀", "\n"]),
+    data=st.data(),
+)
+def test_nor_in_characters_of_byte_tokens(text: str, stop: str, data: st.DataObject) -> None:
+    """Their characters are told with the next token, or at the end, and belong to the tokens that they are made of."""
+    tokenizer = load("byte_fallback")
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    least = data.draw(st.integers(1, len(ids)))
+    whole = tokenizer.decode(ids)
+    certain = [len(tokenizer.decode(ids[: place + 1]).rstrip("\ufffd")) for place in range(len(ids))]
+    passed_by = max(certain[:least])
+    ends = [place + len(stop) for place in range(len(whole)) if whole.startswith(stop, place)]
+    end = next((end for end in ends if end > passed_by), None)
+    stream = TextStream(tokenizer, [stop], min_tokens=least)
+    used = "".join(stream.push(token_id) for token_id in ids) + stream.finish()
+    assert (used, stream.matched is None) == (whole if end is None else whole[: end - len(stop)], end is None)
+    wanted = None if end is None else next(place for place, known in enumerate(certain) if known >= end)
+    checker = StopChecker(tokenizer, [stop], least)
+    assert next((place for place, token_id in enumerate(ids) if checker.push(token_id)), None) == wanted

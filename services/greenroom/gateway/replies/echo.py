@@ -19,8 +19,13 @@ class Echo:
     offsets: tuple[int, ...]
 
     @classmethod
-    def of(cls, words: str | None, ids: Sequence[int], tokenizer: Tokenizer) -> Echo:
-        """``words``: the prompt as it was sent; None: it came in tokens, whose text is told."""
+    def of_text(cls, text: str, ids: Sequence[int], tokenizer: Tokenizer, *, add_special_tokens: bool) -> Echo:
+        """Of a prompt that came as text. ``ids``: what ``Tokenizer.encode`` makes of it."""
+        return cls(text, tuple(ids), tuple(tokenizer.offsets(text, add_special_tokens=add_special_tokens)))
+
+    @classmethod
+    def of_tokens(cls, ids: Sequence[int], tokenizer: Tokenizer) -> Echo:
+        """Of a prompt that came in tokens: their text is told. Special tokens have none."""
         detokenizer = tokenizer.detokenizer()
         parts: list[str] = []
         offsets = []
@@ -29,9 +34,7 @@ class Echo:
             offsets.append(length)
             parts.append(detokenizer.push(token_id))
             length += len(parts[-1])
-        text = "".join(parts) + detokenizer.flush() if words is None else words
-        # Some tokenizers change a text before they cut it. Their tokens' text may be longer than what was sent.
-        return cls(text, tuple(ids), tuple(min(offset, len(text)) for offset in offsets))
+        return cls("".join(parts) + detokenizer.flush(), tuple(ids), tuple(offsets))
 
     def records(self, logprobs: Sequence[TokenLogprobs]) -> list[TokenRecord]:
         """``logprobs``: of all tokens but the first. Raises ValueError if there are more or less."""

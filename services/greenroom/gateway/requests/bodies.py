@@ -191,7 +191,7 @@ class ChatBody(GenerationBody, forbid_unknown_fields=True, kw_only=True):
 class CompletionBody(GenerationBody, forbid_unknown_fields=True, kw_only=True):
     """POST /v1/completions."""
 
-    prompt: str | list[int | str | list[Int64]]
+    prompt: str | list[Int64 | str | list[Int64]]
     logprobs: Int64 | None = None
     echo: bool | None = None
     best_of: Any = None
@@ -211,6 +211,8 @@ _NAMED = re.compile(r"(?:unknown|required) field `([^`]*)`")
 def decode_body(raw: bytes, kind: type[Body]) -> Body:
     """The body as ``kind``. Raises InvalidRequest, naming the field at fault."""
     body: Body = decode_json(raw, _DECODERS[kind], kind)
+    if isinstance(body, CompletionBody) and _same(body.best_of, body.n):
+        body.best_of = None  # all that are made are told
     refuse_unsupported(body, NEUTRAL)
     if isinstance(body, ChatBody):
         refuse_unsupported(body, NEUTRAL_IN_CHAT)

@@ -21,7 +21,7 @@ from greenroom.gateway.requests.prompts import Prompt, encoded, prompts_of, word
 from greenroom.gateway.requests.sampling_params import Logprobs, sampling_params
 from greenroom.gateway.requests.slo_priority_timeout import priority_of, slo_of, timeout_of
 from greenroom.gateway.requests.token_limits import Length, within_context, within_limits
-from greenroom.text import TextProcessor
+from greenroom.text import TextProcessor, Tokenizer
 from greenroom.text.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 
 MAX_TASK_TYPE = 64
@@ -58,7 +58,7 @@ def prepare_chat(
         behind_text=bool(body.continue_final_message),
         words=words,
     )
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
@@ -106,8 +106,7 @@ def prepare_completion(
         limit = min(default_tokens, room) if room > 0 else None
     length = Length(limit, "max_tokens", said=body.max_tokens is not None)
     logprobs = Logprobs(body.logprobs, body.logprobs if body.echo else prompt_logprobs)
-    echoes = [Echo.of(prompt.words, prompt.ids, text.tokenizer) for prompt in tokenised] if body.echo else None
-    return _prepared(body, tokenised, "prompt", logprobs, length, text, model, call, config, defaults, echoes)
+    return _prepared(body, tokenised, "prompt", logprobs, length, text, model, call, config, defaults)
 
 
 def _prepared(
@@ -121,7 +120,6 @@ def _prepared(
     call: CallHeaders,
     config: GatewayConfig,
     defaults: SamplingDefaults,
-    echoes: Sequence[Echo] | None = None,
 ) -> Prepared:
     n = 1 if body.n is None else body.n
     if not 1 <= n * len(prompts) <= config.max_choices:
@@ -139,12 +137,14 @@ def _prepared(
     )
     keep_stop = bool(body.include_stop_str_in_output)
     words = [words_of(prompt, text.tokenizer) for prompt in prompts]
+    echoed = isinstance(body, CompletionBody) and bool(body.echo)
+    special = body.add_special_tokens is not False
+    echoes = [_echo(prompt, text.tokenizer, special) if echoed else None for prompt in prompts]
     asked = [
         (prompt, sampling_params(body, logprobs, tokens, model, choice, defaults))
         for prompt, tokens in zip(prompts, allowed, strict=True)
         for choice in range(n)
     ]
-    echoed = echoes is not None
     digest = _digest(model, body.task_type, keep_stop, slo, priority, asked, echoed) if call.keyed else b""
     jobs = [
         Job(
@@ -164,7 +164,7 @@ def _prepared(
             ),
             prompt.behind_text,
             keep_stop,
-            None if echoes is None else echoes[index // n],
+            echoes[index // n],
         )
         for index, (prompt, sampling) in enumerate(asked)
     ]
@@ -175,6 +175,13 @@ def _prepared(
         usage=_stream_usage(body.stream_options),
         timeout_s=timeout_s,
     )
+
+
+def _echo(prompt: Prompt, tokenizer: Tokenizer, special: bool) -> Echo:
+    """``special``: the tokenizer has put its special tokens around a text."""
+    if prompt.words is None:
+        return Echo.of_tokens(prompt.ids, tokenizer)
+    return Echo.of_text(prompt.words, prompt.ids, tokenizer, add_special_tokens=special)
 
 
 def _stream_usage(options: StreamOptions | None) -> StreamUsage:

@@ -26,6 +26,7 @@ from greenroom.moe.batch.batch_config import BatchConfig
 from greenroom.moe.batch.batch_stats import BatchStats
 from greenroom.moe.batch.device_sampling import sample_together
 from greenroom.moe.batch.kv_needs import KVNeeds
+from greenroom.moe.batch.logit_changes import UnusableChanges
 from greenroom.moe.batch.prompt_logprobs import scored_parts
 from greenroom.moe.batch.queue_description import QueueDescription
 from greenroom.moe.batch.request_limits import RequestLimits
@@ -458,12 +459,15 @@ class BatchEngine:
             self._end(sequence, FinishReason.FAILED, _NO_STEP_MEMORY)
         elif isinstance(error, GreenroomError):
             log.warning("request %s failed: %s", sequence.request.request_id, error)
-            self._end(sequence, FinishReason.FAILED, str(error))
+            self._end(sequence, FinishReason.FAILED, str(error), invalid=isinstance(error, UnusableChanges))
         else:
             log.error("request %s failed by a defect", sequence.request.request_id, exc_info=error)
             self._end(sequence, FinishReason.FAILED, f"internal error ({type(error).__name__})")
 
-    def _end(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> None:
+    def _end(
+        self, sequence: Sequence, reason: FinishReason, error: str | None = None, *, invalid: bool = False
+    ) -> None:
+        """``invalid``: the request is at fault."""
         if self.waiting.pop(sequence.number, None) is None:
             del self.running[sequence.number]
         self._described.left(sequence.number)
@@ -495,6 +499,7 @@ class BatchEngine:
             error,
             queued,
             approximated,
+            invalid=invalid,
             prefilled=prefilled,
             prompt_logprobs=None if reason in _ENDS else sequence.prompt_logprobs,
         )

@@ -19,6 +19,10 @@ class InvalidLogits(GreenroomError):
     """There are no usable logits for a request's row (a NaN, or no finite maximum)."""
 
 
+class UnusableChanges(InvalidLogits):
+    """What a request changes in its logits leaves no usable ones: it can not be served as it stands."""
+
+
 class TokenCounts:
     """The distinct tokens of a sequence, and how often each was generated.
 
@@ -138,10 +142,10 @@ def invalid(best: float, draw: Draw) -> InvalidLogits | None:
     return InvalidLogits(f"the model computed {best} as the largest logit of token {draw.position}")
 
 
-def invalid_changed(best: float, draw: Draw) -> InvalidLogits | None:
+def invalid_changed(best: float, draw: Draw) -> UnusableChanges | None:
     """The same of logits that the request has changed."""
     if math.isfinite(best):
         return None
-    return InvalidLogits(
+    return UnusableChanges(
         f"the request's penalties, logit_bias and min_tokens make {best} the largest logit of token {draw.position}"
     )

@@ -7,14 +7,14 @@ import numpy as np
 from greenroom.core.errors import InvalidConfig
 from greenroom.tasktype.extractor import UNKNOWN, Extraction
 from greenroom.tasktype.linear.features import PromptFeatures
-from greenroom.tasktype.linear.head import probabilities
+from greenroom.tasktype.linear.head import most_probable, probabilities
 from greenroom.tasktype.linear.weights import Weights
 
 
 class LinearExtractor:
-    """The most probable type, or ``unknown`` where that is less probable than the weights' least probability.
+    """The most probable type, or ``unknown`` where that is less sure than the weights' least probability.
 
-    Scores of an extraction are the probabilities, which are calibrated on data sets that nothing was learnt from.
+    Scores of an extraction are the types' probabilities, calibrated on data sets that nothing was learnt from.
     Raises InvalidConfig where the weights are for other features.
     """
 
@@ -22,7 +22,7 @@ class LinearExtractor:
         if weights.features != features.name:
             raise InvalidConfig("weights, at $.features", weights.features, f"the extractor {name} has {features.name}")
         self.name = name
-        self.names = weights.task_types
+        self.names = weights.names
         self._least = weights.least_probability
         self._features = features
         self._row_of = {feature: row for row, feature in enumerate(weights.weights)}
@@ -40,9 +40,9 @@ class LinearExtractor:
         if found:
             rows, values = zip(*found, strict=True)
             scores = scores + np.array(values, dtype=np.float32) @ self._rows[list(rows)]
-        shares = probabilities(scores[None, :])[0]
-        best = int(shares.argmax())
+        shares = probabilities(scores[None, :])
+        [best], [sure] = most_probable(shares, len(self.names))
         return Extraction(
-            task_type=self.names[best] if shares[best] >= self._least else UNKNOWN,
-            scores=dict(zip(self.names, shares.tolist(), strict=True)),
+            task_type=self.names[best] if sure >= self._least else UNKNOWN,
+            scores=dict(zip(self.names, shares[0, : len(self.names)].tolist(), strict=True)),
         )

@@ -72,6 +72,19 @@ def probabilities(scores: Floats) -> Floats:
     return np.asarray(powers / powers.sum(axis=1, keepdims=True), dtype=np.float32)
 
 
+def most_probable(shares: Floats, types: int) -> tuple[Ints, Floats]:
+    """For each row of probabilities the best of the first ``types`` columns, and how sure that is.
+
+    The column behind them, if there is one, stands for texts that ask for nothing. Then the best is as sure as it is
+    probable beside that column alone: two types that are alike probable do not make a wish doubtful.
+    """
+    best = shares[:, :types].argmax(axis=1)
+    own = shares[np.arange(len(best)), best]
+    if shares.shape[1] > types:
+        own = own / (own + shares[:, types])
+    return best, own
+
+
 def fit_shares(products: Floats, targets: Floats, weights: Floats, *, penalty: float, rounds: int) -> Floats:
     """How much of each row the head is, [rows, types], after ``rounds`` steps of Nesterov's accelerated gradient.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,13 +16,16 @@ from greenroom.core.errors import InvalidConfig
 from greenroom.tasktype.evaluate import LabelledPrompt
 from greenroom.tasktype.extractor import UNKNOWN
 from greenroom.tasktype.linear.features import PromptFeatures
-from greenroom.tasktype.linear.head import Floats, Rows, fit_shares, probabilities
+from greenroom.tasktype.linear.head import Floats, Rows, fit_shares, most_probable, probabilities
 from greenroom.tasktype.linear.weights import Weights
 from greenroom.tasktype.linear.wordings import texts_without_a_wish, worded_prompts
 
 _OURS: Final = "greenroom"
 """The origin of wordings that come with greenroom. It is never left out."""
 _SCALE: Final = 0.001
+_NOTHING: Final = 0.5
+"""How probable `unknown` should be for a text that asks for nothing. The rest is the types', all alike: so words of a
+topic get no weight, though all prompts about it may be of one type."""
 _BIAS: Final = 0.1
 """What the bias adds to each product of two rows: it costs ten times as much as other features, and stays small."""
 _TOTAL: Final = 100.0
@@ -29,22 +33,24 @@ _TEMPERATURES: Final = np.geomspace(0.1, 5.0, 80)
 _THRESHOLDS: Final = np.arange(0.0, 0.95, 0.005)
 _SLICED_CHARS: Final = (150, 400, 900)
 _LEAST_SLICED_CHARS: Final = 700
+_LEAST_TEXT_CHARS: Final = 60
+_SENTENCE_END: Final = re.compile(r"(?<=[.!?])\s+|\n+")
 
 
 @dataclass(frozen=True, slots=True)
 class LearnConfig:
     """``penalty``, ``rounds``: see ``fit_shares``. ``each_wording``: prompts of a wording that are learnt from.
     ``worded``: prompts of each wording that comes with greenroom; 0: none of these. ``worded_share``: what they count
-    beside the given ones. ``without_a_wish``: what texts that ask for nothing count; they are to make all types alike
-    probable. ``sliced``: such texts of each origin, cut out of its long prompts. ``most_features`` are kept.
-    ``most_lost``: how much accuracy the least probability may cost."""
+    beside the given ones. ``without_a_wish``: what texts that ask for nothing count beside one type. ``sliced``: such
+    texts of each origin, out of its long prompts: as many cut anywhere, as many of whole sentences. ``most_features``
+    are kept. ``most_lost``: how much accuracy the least probability may cost."""
 
     penalty: float = 1.0
     rounds: int = 60
     each_wording: int = 4
     worded: int = 2
     worded_share: float = 1.0
-    without_a_wish: float = 1.0
+    without_a_wish: float = 2.0
     sliced: int = 8
     most_features: int = 20_000
     most_lost: float = 0.01
@@ -112,7 +118,7 @@ def learn_weights(
             format="greenroom-task-weights",
             version=1,
             features=features.name,
-            task_types=learner.names,
+            task_types=learner.columns,
             temperature=round(temperature, 4),
             least_probability=round(least, 4),
             scale=_SCALE,
@@ -146,14 +152,16 @@ class _Learner:
         kinds = [-1 if one is None else self.names.index(one) for one in examples.task_types]
         self._kinds = np.array(kinds, dtype=np.int64)
         self._given = (self._origins != _OURS) & (self._kinds >= 0)
-        self._targets = np.full((len(kinds), len(self.names)), 1.0 / len(self.names), dtype=np.float32)
-        typed = np.flatnonzero(self._kinds >= 0)
-        self._targets[typed] = np.eye(len(self.names), dtype=np.float32)[self._kinds[typed]]
+        types, typed = len(self.names), np.flatnonzero(self._kinds >= 0)
+        self.columns = self.names if len(typed) == len(kinds) else (*self.names, UNKNOWN)
+        self._targets = np.full((len(kinds), len(self.columns)), (1.0 - _NOTHING) / types, dtype=np.float32)
+        self._targets[:, types:] = _NOTHING
+        self._targets[typed] = np.eye(len(self.columns), dtype=np.float32)[self._kinds[typed]]
 
     # -- fitting -------------------------------------------------------------------------------------------------
 
     def scores_left_out(self, done: Callable[[], None]) -> Floats:
-        """[rows, types]: each given row's by a head that knows nothing of its origin; of others zeros."""
+        """[rows, columns]: each given row's by a head that knows nothing of its origin; of others zeros."""
         scores = np.zeros_like(self._targets)
         for origin in sorted(set(self._origins[self._origins != _OURS])):
             out = self._origins == origin
@@ -232,7 +240,8 @@ class _Learner:
         return float(max(allowed))
 
     def report(self, shares: Floats, least: float) -> LeftOut:
-        best, sure = shares.argmax(axis=1), shares.max(axis=1) >= least
+        best, how_sure = most_probable(shares, len(self.names))
+        sure = how_sure >= least
         right = (best == self._kinds) & sure
         accuracy = {
             origin: float(right[self._given & (self._origins == origin)].mean())
@@ -276,16 +285,38 @@ def _examples(prompts: Sequence[LabelledPrompt], names: Sequence[str], seed: int
 
 
 def _slices(prompts: Sequence[LabelledPrompt], seed: int, each: int) -> list[tuple[str, str]]:
-    """Texts out of the middle of long prompts, where no wish stands, and their origins: ``each`` of every origin."""
-    found: dict[str, list[str]] = defaultdict(list)
-    for one in sorted(set(prompts), key=lambda one: _place(f"{seed}|slice|{one.prompt}")):
-        origin = _origin(one)
-        if len(one.prompt) < _LEAST_SLICED_CHARS or len(found[origin]) >= each:
-            continue
-        middle = one.prompt[len(one.prompt) // 4 : -len(one.prompt) // 4]
-        _, _, whole_words = middle.partition(" ")
-        found[origin].append(whole_words[: Random(f"{seed}|{one.prompt}").choice(_SLICED_CHARS)])
-    return [(text, origin) for origin, texts in sorted(found.items()) for text in texts]
+    """Texts out of the middle of long prompts, where no wish stands, and their origins: ``each`` of every origin cut
+    anywhere, and as many of whole sentences, as texts begin and end that are no part of a prompt."""
+    found: list[tuple[str, str]] = []
+    for kind, sliced in (("slice", _cut_anywhere), ("sentences", _whole_sentences)):
+        texts: dict[str, list[str]] = defaultdict(list)
+        for one in sorted(set(prompts), key=lambda one: _place(f"{seed}|{kind}|{one.prompt}")):
+            origin = _origin(one)
+            if len(one.prompt) < _LEAST_SLICED_CHARS or len(texts[origin]) >= each:
+                continue
+            middle = one.prompt[len(one.prompt) // 4 : -len(one.prompt) // 4]
+            text = sliced(middle, Random(f"{seed}|{one.prompt}").choice(_SLICED_CHARS))
+            if len(text) >= _LEAST_TEXT_CHARS:
+                texts[origin].append(text)
+        found += [(text, origin) for origin, own in sorted(texts.items()) for text in own]
+    return found
+
+
+def _cut_anywhere(middle: str, chars: int) -> str:
+    _, _, whole_words = middle.partition(" ")
+    return whole_words[:chars]
+
+
+def _whole_sentences(middle: str, chars: int) -> str:
+    """Those that fit, and one in any case."""
+    sentences = [one for one in _SENTENCE_END.split(middle)[1:-1] if one.strip()]
+    text = ""
+    for sentence in sentences:
+        longer = f"{text} {sentence}".strip()
+        if text and len(longer) > chars:
+            break
+        text = longer
+    return text
 
 
 def _scale_to(weights: Any, rows: Any, total: float) -> None:

@@ -24,9 +24,10 @@ Step = Annotated[int, Meta(ge=-32768, le=32767)]
 class Weights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A head by features. A score is ``bias`` + Σ value of a feature · ``scale`` · its steps.
 
-    ``features``: the name of the ``PromptFeatures`` that they are for. ``task_types``: what the columns are for.
-    ``temperature``: scores are divided by it before they become probabilities. ``least_probability``: below it the
-    answer is ``unknown``. ``card``: where the weights come from, for people.
+    ``features``: the name of the ``PromptFeatures`` that they are for. ``task_types``: what the columns are for;
+    ``unknown``, which may be the last, for texts that ask for nothing. ``temperature``: scores are divided by it before
+    they become probabilities. ``least_probability``: below it the answer is ``unknown`` (see ``most_probable``).
+    ``card``: where the weights come from, for people.
     """
 
     format: Literal["greenroom-task-weights"]
@@ -39,6 +40,11 @@ class Weights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bias: tuple[Finite, ...]
     weights: Annotated[dict[str, tuple[Step, ...]], Meta(min_length=1, max_length=200_000)]
     card: dict[str, Any] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The task types that an answer may be."""
+        return self.task_types[:-1] if self.task_types[-1] == UNKNOWN else self.task_types
 
 
 def load_weights(path: Path | None = None) -> Weights:
@@ -55,15 +61,16 @@ def parse_weights(data: bytes, name: str) -> Weights:
         raise InvalidConfig("weights", name, f"it must be a file of weights by feature: {error}") from error
     types = len(weights.task_types)
     for number, task_type in enumerate(weights.task_types):
-        if task_type == UNKNOWN:
-            raise _at(name, f"$.task_types[{number}]", task_type, "it is kept for prompts whose type can not be told")
+        if task_type == UNKNOWN and (number < types - 1 or types < 3):
+            what = "it stands for texts that ask for nothing, last and behind two types at least"
+            raise _at(name, f"$.task_types[{number}]", task_type, what)
         if task_type in weights.task_types[:number]:
             raise _at(name, f"$.task_types[{number}]", task_type, "each name stands once")
     if len(weights.bias) != types:
-        raise _at(name, "$.bias", len(weights.bias), f"one number for each of the {types} task types")
+        raise _at(name, "$.bias", len(weights.bias), f"one number for each of the {types} columns")
     for feature, steps in weights.weights.items():
         if len(steps) != types:
-            raise _at(name, f"$.weights[{feature!r}]", len(steps), f"one number for each of the {types} task types")
+            raise _at(name, f"$.weights[{feature!r}]", len(steps), f"one number for each of the {types} columns")
     return weights
 
 

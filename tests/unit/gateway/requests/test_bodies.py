@@ -81,6 +81,16 @@ def test_unsupported_fields_are_taken_at_their_neutral_values_only(kind: type[Ge
         assert (caught.value.param, caught.value.code) == (field, "unsupported_field")
 
 
+def test_the_best_of_all_that_are_told_are_all_of_them() -> None:
+    """Some clients send it with n, since OpenAI's best_of must not be less."""
+    for count in (1, 2, 7):
+        body = decode(CompletionBody, {**COMPLETION, "n": count, "best_of": count})
+        assert body.n == count
+    for fields in ({"n": 2, "best_of": 3}, {"best_of": 2}, {"n": 2, "best_of": True}, {"n": 2, "best_of": "2"}):
+        with pytest.raises(InvalidRequest, match=r"^best_of is not supported"):
+            decode(CompletionBody, {**COMPLETION, **fields})
+
+
 def test_the_refusal_says_what_may_be_sent() -> None:
     with pytest.raises(InvalidRequest, match=r"leave it out or send true or false$"):
         decode(ChatBody, {**CHAT, "parallel_tool_calls": "some"})

@@ -119,6 +119,20 @@ def test_what_the_body_does_not_say_is_the_checkpoints(text: TextProcessor) -> N
         assert only(prepared).sampling == SamplingParams(temperature=0, max_tokens=16)
 
 
+def test_top_logprobs_of_none_need_no_logprobs(text: TextProcessor) -> None:
+    assert only(chat(text, [user()], top_logprobs=0)).sampling.logprobs is None
+    assert only(chat(text, [user()], logprobs=False, top_logprobs=0)).sampling.logprobs is None
+
+
+@pytest.mark.parametrize("ids", [[-1], [10**6], [2**63 - 1], [7, -(2**63)], [7] * 129])
+@pytest.mark.parametrize("fields", [{"echo": True}, {"echo": True, "logprobs": 1, "max_tokens": 0}])
+def test_ids_are_checked_before_they_are_told(text: TextProcessor, ids: list[int], fields: dict[str, Any]) -> None:
+    for prompt in (ids, [[7], ids]):
+        with pytest.raises(InvalidRequest) as caught:
+            complete(text, prompt, **fields)
+        assert caught.value.param == "prompt"
+
+
 def test_no_tokens_at_all_may_be_asked_for(text: TextProcessor) -> None:
     assert only(chat(text, [user()], max_tokens=0)).sampling.max_tokens == 0
     assert only(chat(text, [user()], max_completion_tokens=0)).sampling.max_tokens == 0
@@ -151,14 +165,40 @@ def test_offsets_of_an_echoed_prompt_are_places_in_it(
     text: TextProcessor, llama_like: TextProcessor, words: str
 ) -> None:
     for processor in (text, llama_like):
-        ids = processor.tokenizer.encode(words, add_special_tokens=True)
-        if not ids:
-            continue
-        echo = Echo.of(words, ids, processor.tokenizer)
-        assert list(echo.offsets) == sorted(echo.offsets)
-        assert len(echo.offsets) == len(ids)
-        assert all(0 <= offset <= len(words) for offset in echo.offsets)
-        assert Echo.of(None, ids, processor.tokenizer).text == processor.tokenizer.decode(ids)
+        tokenizer = processor.tokenizer
+        for special in (True, False):
+            ids = tokenizer.encode(words, add_special_tokens=special)
+            echo = Echo.of_text(words, ids, tokenizer, add_special_tokens=special)
+            assert list(echo.offsets) == sorted(echo.offsets)
+            assert len(echo.offsets) == len(ids)
+            assert all(0 <= offset <= len(words) for offset in echo.offsets)
+            decoded = Echo.of_tokens(ids, tokenizer)
+            assert decoded.text == tokenizer.decode(ids)
+            assert list(decoded.offsets) == sorted(decoded.offsets)
+
+
+@given(pieces=st.lists(st.sampled_from(["<|im_start|>", "<|im_end|>", "<tool>", "hi", " ", "\n", "é", "日本", "🚀"])))
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_each_token_of_an_echoed_prompt_stands_at_its_offset(text: TextProcessor, pieces: list[str]) -> None:
+    """Special tokens that are written in the prompt too. Of a character that several tokens make each stands at it."""
+    words, tokenizer = "".join(pieces), text.tokenizer
+    ids = tokenizer.encode(words, add_special_tokens=True)
+    echo = Echo.of_text(words, ids, tokenizer, add_special_tokens=True)
+    whole = words.encode()
+    begin = 0
+    for offset, token_id in zip(echo.offsets, ids, strict=True):
+        assert offset == len(whole[:begin].decode(errors="ignore"))
+        begin += len(tokenizer.token_bytes(token_id))
+    assert begin == len(whole)
+
+
+def test_what_the_tokenizer_puts_around_a_prompt_takes_no_room_in_it(llama_like: TextProcessor) -> None:
+    tokenizer = llama_like.tokenizer
+    for words, first, last in (("<s>", (0, 0), 0), ("hi", (0, 0), 1), ("<s>hi</s>", (0, 0, 3), 5)):
+        ids = tokenizer.encode(words, add_special_tokens=True)
+        echo = Echo.of_text(words, ids, tokenizer, add_special_tokens=True)
+        assert ids[0] == tokenizer.token_id("<s>")
+        assert (echo.offsets[: len(first)], echo.offsets[-1]) == (first, last)
 
 
 TOOLS = [{"type": "function", "function": {"name": "look_up", "parameters": {}}}]

@@ -45,6 +45,27 @@ def test_wishes_of_origins_that_were_not_seen_are_told() -> None:
     assert extractor.extract("").task_type == UNKNOWN
 
 
+def test_texts_that_ask_for_nothing_have_a_column_where_there_are_any() -> None:
+    """Long prompts give such texts: cut anywhere, and whole sentences."""
+    long = "The ship left at dawn. Nobody was on the quay. Rain fell on the empty harbour, as it had all week. " * 10
+    prompts = [
+        LabelledPrompt(wish.format(long[place:]), task_type, wish, f"origin {origin}")
+        for origin in range(3)
+        for task_type, wishes in WISHES.items()
+        for place, wish in enumerate(wishes)
+    ]
+    learnt = learn_weights(prompts, FEATURES, config=SMALL)
+    assert learnt.weights.task_types == ("haiku", "sums", UNKNOWN)
+    assert learnt.weights.names == ("haiku", "sums")
+    assert learnt.left_out.quiet == 1.0
+    extractor = LinearExtractor(learnt.weights, FEATURES)
+    assert extractor.extract("Rain fell on the empty harbour. The ship left at dawn.").task_type == UNKNOWN
+    assert extractor.extract(f"Write a haiku about this: {TEXTS[0]}").task_type == "haiku"
+    quiet = {name for name, steps in learnt.weights.weights.items() if steps[2] > 0}
+    assert "f the ship" in quiet or "f rain" in quiet
+    assert learn_weights(made(2, 2), FEATURES, config=SMALL).weights.task_types == ("haiku", "sums")
+
+
 def test_the_same_prompts_in_any_order_give_the_same_weights() -> None:
     prompts = made(origins=2, each=3)
     other = list(prompts)

@@ -46,7 +46,8 @@ def made(data: bytes) -> LinearExtractor:
         (changed(more=1), "more"),
         (changed(task_types=["a"]), r"\$.task_types"),
         (changed(task_types=["a", "a"]), r"\$.task_types\[1\].*once"),
-        (changed(task_types=["a", "unknown"]), r"\$.task_types\[1\].*can not be told"),
+        (changed(task_types=["a", "unknown"]), r"\$.task_types\[1\].*ask for nothing.*behind two types"),
+        (changed(task_types=["a", "unknown", "b"], bias=[0, 0, 0]), r"\$.task_types\[1\].*ask for nothing, last"),
         (changed(task_types=["a", "x" * 65]), r"\$.task_types\[1\]"),
         (changed(temperature=0), r"\$.temperature"),
         (changed(least_probability=1), r"\$.least_probability"),
@@ -54,7 +55,7 @@ def made(data: bytes) -> LinearExtractor:
         (changed(bias=[0.0]), r"\$.bias"),
         (changed(bias=[0.0, 1e9]), r"\$.bias\[1\]"),
         (changed(weights={}), r"\$.weights"),
-        (changed(weights={"f a": [1]}), r"\$.weights\['f a'\].*2 task types"),
+        (changed(weights={"f a": [1]}), r"\$.weights\['f a'\].*2 columns"),
         (changed(weights={"f a": [1, 40_000]}), r"\$.weights\["),
         (changed(weights={"f a": [1, 0.5]}), r"\$.weights\["),
     ],
@@ -103,6 +104,22 @@ def test_below_the_least_probability_nothing_is_said() -> None:
     hot = made(changed(temperature=20.0)).extract(prompt)
     assert hot.task_type == UNKNOWN
     assert 0.5 < hot.scores["summarise"] < 0.6 < sure.scores["summarise"]
+
+
+def test_a_column_for_texts_that_ask_for_nothing() -> None:
+    """What is sure is the wish beside no wish: two types that are alike do not make it doubtful."""
+    weights = {"f summary": [900, -900, -900], "f who": [-900, 900, -900], "f weather": [-100, -100, 900]}
+    both = changed(task_types=["summarise", "question", "unknown"], bias=[0, 0, 0], weights=weights)
+    extractor = made(both)
+    assert extractor.names == ("summarise", "question")
+    assert extractor.extract("a summary of the text").task_type == "summarise"
+    silent = extractor.extract("the weather is fine")
+    assert (silent.task_type, set(silent.scores)) == (UNKNOWN, {"summarise", "question"})
+    assert extractor.extract("").task_type == UNKNOWN, "each is alike probable: 0.5 beside nothing"
+    torn = changed(task_types=["summarise", "question", "unknown"], bias=[0, 0, -3], weights=weights)
+    told = made(torn).extract("nothing that is known")
+    assert told.task_type == "summarise"
+    assert max(told.scores.values()) < 0.6
 
 
 def test_the_shipped_file_has_its_card_and_is_small() -> None:
