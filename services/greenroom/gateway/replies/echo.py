@@ -29,6 +29,9 @@ class Echo:
             offsets.append(length)
             parts.append(detokenizer.push(token_id))
             length += len(parts[-1])
+            if words is not None and tokenizer.visible_token(token_id) is None:
+                name = tokenizer.token_string(token_id)  # a special token, which has no text unless it was written out
+                length += len(name) if words.startswith(name, length) else 0
         text = "".join(parts) + detokenizer.flush() if words is None else words
         # Some tokenizers change a text before they cut it. Their tokens' text may be longer than what was sent.
         return cls(text, tuple(ids), tuple(min(offset, len(text)) for offset in offsets))
