@@ -214,6 +214,23 @@ def test_a_preempted_one_can_be_cancelled_and_a_prompt_half_read_begins_anew() -
     assert d.engine.snapshot().recomputed_rows == 12
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_rows_of_a_prompt_count_as_prefilled_once_and_those_of_the_answer_never(again: bool) -> None:
+    """Also of one that is cancelled while it waits for its memory."""
+    d = driver(rows=32 * ROWS, expected=2)
+    d.add(request("first", (9, 8), 60))
+    answer = d.add(request("a", (5, 6, 7), 50))
+    while len(answer.ids) < 12:
+        d.step()
+    d.engine._preempt(d.engine.running[answer.number])
+    for _ in range(5 * again):
+        d.step()
+    assert (answer.number in d.engine.running) == again
+    d.engine.cancel(answer.number)
+    assert answer.finished is not None
+    assert answer.finished.prefilled == 3
+
+
 def test_a_request_of_the_longest_length_fits_alone() -> None:
     rows = 16 * ROWS
     d = driver(rows=rows, expected=2)

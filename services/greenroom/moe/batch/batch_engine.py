@@ -470,9 +470,8 @@ class BatchEngine:
         self._full.pop(sequence.number, None)
         self._scoring.discard(sequence.number)
         self._paths.end(sequence.number)
-        approximated, prefilled = 0.0, 0
+        approximated, prefilled = 0.0, sequence.prefilled
         if sequence.kv is not None:
-            prefilled = min(sequence.kv.length, sequence.settled)
             if self._observer is not None:
                 with self._observed():
                     approximated = self._observer.approximated(sequence.number, sequence.kv.length)
