@@ -86,6 +86,21 @@ def test_what_is_expected_of_those_that_run_is_not_given_to_others() -> None:
     assert d.engine.kv.reserved_bytes < d.engine.kv.budget_bytes / 2
 
 
+def test_what_one_is_expected_to_take_that_has_outlived_its_expectation_is_not_given_to_others() -> None:
+    """After 90 tokens where 8 were expected it is expected to have 112. That leaves two pages; another needs three."""
+    d = driver(rows=17 * ROWS, expected=8, max_model_len=17 * ROWS)
+    long = d.add(request("long", (1, 2, 3), None))  # type: ignore[arg-type]
+    while len(long.ids) < 90:
+        d.step()
+    late = d.add(request("late", (5, 6), 40))
+    assert d.engine.kv.free_bytes == WIDE.nbytes(4 * ROWS)
+    d.step()
+    assert list(d.engine.waiting) == [late.number]
+    d.run()
+    assert d.engine.snapshot().preemptions == 0
+    assert late.ids == continuation((5, 6), 40)
+
+
 def test_where_all_grow_beyond_what_is_there_the_texts_are_what_they_were() -> None:
     recorder = Recorder()
     d = driver(rows=16 * ROWS, expected=2, observer=recorder)

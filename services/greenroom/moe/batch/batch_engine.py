@@ -270,12 +270,23 @@ class BatchEngine:
     def _growing(self) -> tuple[dict[int, int], int]:
         """What the next row takes of each running sequence that has no room for it; and what all that run are expected
         to take, these rows at least. All that is left, where memory for another one can not be had.
+
+        Of those without room it is reckoned anew how long their answers will be: some have outlived what was expected.
         """
-        growing = {number: self.kv.growth_bytes(sequence.kv) for number, sequence in self._full.items() if sequence.kv}
+        growing: dict[int, int] = {}
+        for number, sequence in self._full.items():
+            if sequence.kv is not None:
+                self._expect(sequence)
+                growing[number] = self.kv.growth_bytes(sequence.kv)
         expected = self._described.kv_expected
         for number, nbytes in growing.items():
             expected += max(0, nbytes - self._described.expected_of(number))
         return growing, max(expected, self.kv.unreserved_bytes) if self.kv.short else expected
+
+    def _expect(self, running: Sequence) -> None:
+        """Reckon anew how long its answer will be."""
+        running.expected_answer = self.needs.answer_tokens(running)
+        self._described.expects(running)
 
     def _grow(self, plans: tuple[StepPlan, ...]) -> None:
         """Make room for the rows of the plans. Raises ValueError where the policy has planned more than there is."""

@@ -34,3 +34,8 @@ class KVNeeds:
         """What it is expected to hold at its end, if its answer has ``Sequence.expected_answer`` tokens."""
         rows = min(sequence.kv_rows, sequence.prompt_tokens + sequence.expected_answer - 1)
         return self._kv.layout.nbytes(max(rows, self.first_rows(sequence)))
+
+    def left_bytes(self, sequence: Sequence) -> int:
+        """What it is expected to take before its end, beyond what it holds."""
+        held = 0 if sequence.kv is None else sequence.kv.nbytes
+        return max(0, self.expected_bytes(sequence) - held)
