@@ -40,7 +40,7 @@ class Lengths(AnswerLengths):
         super().__init__()
         self.tokens = tokens
 
-    def mean(self, task: str) -> float | None:
+    def held_mean(self, task: str) -> float | None:
         return self.tokens
 
 
@@ -268,6 +268,37 @@ def test_what_is_learnt_from_answers_lets_more_of_those_that_wait_start() -> Non
     assert len(d.engine.running) == 20
     d.run()
     assert all(answer.ids == continuation((1, 2, 3), 4) for answer in answers)
+
+
+class Mistaken(AnswerLengths):
+    """A profile that expects 3 tokens of every answer."""
+
+    def mean(self, task: str) -> float | None:
+        return 3.0
+
+
+def test_a_profile_that_expects_too_little_costs_rows_until_answers_were_seen() -> None:
+    """Before it was heeded what is seen, four rows in ten ran twice, however long it went on."""
+    d = Driver(WideModel().as_ragged(), kv_budget=WIDE.nbytes(40 * ROWS), max_model_len=200, lengths=Mistaken())
+    for i in range(60):
+        d.add(request(f"r{i}", (1, 2, i), 40))
+    while d.engine.step():
+        pass
+    d.engine.audit()
+    stats = d.engine.snapshot()
+    assert stats.finished[FinishReason.LENGTH] == 60
+    assert stats.recomputed_rows <= 0.1 * (stats.rows - stats.recomputed_rows)
+
+
+def test_requests_for_one_token_do_not_teach_that_all_answers_are_short() -> None:
+    d = Driver(WideModel().as_ragged(), kv_budget=WIDE.nbytes(100 * ROWS), max_model_len=100 * ROWS, max_running=40)
+    for i in range(30):
+        d.add(request(f"probe{i}", (1, 2, 3), 1))
+    d.run()
+    for i in range(30):
+        d.add(request(f"chat{i}", (1, 2, 3), None))  # type: ignore[arg-type]
+    d.step()
+    assert len(d.engine.running) == 100 * ROWS // (9 * ROWS), "64 tokens are expected of each: nine pages"
 
 
 class Overdrawn(BatchPolicy):

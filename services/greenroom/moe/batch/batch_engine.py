@@ -490,7 +490,7 @@ class BatchEngine:
             sequence.kv = None
         self.stats.finished[reason] += 1
         if reason in (FinishReason.STOP, FinishReason.LENGTH) and sequence.limit:
-            self._learn(sequence)
+            self._learn(sequence, cut=reason is FinishReason.LENGTH)
         if self._observer is not None:
             with self._observed():
                 self._observer.sequence_ended(sequence.number, _ENDS.get(reason, SequenceEnd.FINISHED))
@@ -510,14 +510,18 @@ class BatchEngine:
         )
         _deliver(sequence, finished)
 
-    def _learn(self, sequence: Sequence) -> None:
-        """How long its answer was. What those that may start next are expected to need may change with it."""
-        self.needs.lengths.finished(sequence.info.task, sequence.generated)
-        for waiting in itertools.islice(self.waiting.values(), self._limits.max_running):
-            expected = self.needs.answer_tokens(waiting)
-            if expected != waiting.expected_answer:
-                waiting.expected_answer = expected
-                self._described.waits(waiting)
+    def _learn(self, sequence: Sequence, *, cut: bool) -> None:
+        """How long its answer was. What the others are expected to need may change with it. ``cut``: at its limit."""
+        lengths = self.needs.lengths
+        changes = lengths.changes
+        lengths.finished(sequence.info.task, sequence.generated, cut=cut)
+        if lengths.changes == changes:
+            return
+        for waiting in self.waiting.values():
+            waiting.expected_answer = self.needs.answer_tokens(waiting)
+            self._described.waits(waiting)
+        for running in self.running.values():
+            self._expect(running)
 
     @contextlib.contextmanager
     def _observed(self) -> Iterator[None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from greenroom.moe.attention.kv_cache import KVStore
 from greenroom.moe.batch.sequence import Sequence
-from greenroom.policies.base.answer_lengths import AnswerLengths, expected_length, unknown_tokens
+from greenroom.policies.base.answer_lengths import AnswerLengths
 from greenroom.policies.batching.preemption import MOST_PREEMPTIONS
 
 
@@ -19,10 +19,8 @@ class KVNeeds:
 
     def answer_tokens(self, sequence: Sequence) -> int:
         """How long its answer is expected to be, by what is known now and what it has already."""
-        mean = self.lengths.mean(sequence.info.task)
-        if mean is None:
-            mean = unknown_tokens(sequence.prompt_tokens, sequence.limit)
-        return expected_length(mean, sequence.generated, sequence.limit)
+        task, prompt = sequence.info.task, sequence.prompt_tokens
+        return self.lengths.held_tokens(task, prompt, sequence.limit, sequence.generated)
 
     def first_rows(self, sequence: Sequence) -> int:
         """The rows that it reserves when it starts."""
