@@ -278,7 +278,7 @@ class Mistaken(AnswerLengths):
 
 
 def test_a_profile_that_expects_too_little_costs_rows_until_answers_were_seen() -> None:
-    """Before it was heeded what is seen, four rows in ten ran twice, however long it went on."""
+    """Before what is seen was heeded, a quarter of all rows ran twice, however long it went on."""
     d = Driver(WideModel().as_ragged(), kv_budget=WIDE.nbytes(40 * ROWS), max_model_len=200, lengths=Mistaken())
     for i in range(60):
         d.add(request(f"r{i}", (1, 2, i), 40))
