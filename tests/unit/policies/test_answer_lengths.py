@@ -62,10 +62,10 @@ def test_answers_that_were_cut_and_are_longer_than_expected_do() -> None:
     for _ in range(ENOUGH):
         lengths.finished("prose", 1000, cut=True)
         lengths.finished("prose", 100, cut=True)
-    assert lengths.mean("prose") > 500
+    assert (lengths.mean("prose") or 0) > 500
     for _ in range(1000):
         lengths.finished("prose", 100, cut=True)
-    assert lengths.mean("prose") > 500, "what ends at 100 would have been longer"
+    assert (lengths.mean("prose") or 0) > 500, "what ends at 100 would have been longer"
 
 
 def test_where_nothing_is_known_it_is_a_share_of_the_context_within_bounds() -> None:
