@@ -39,7 +39,7 @@ def dispatch(pool: PoolState, policy: PlacementPolicy, now: float) -> list[Effec
     if not waiting:
         return effects
     decision = policy.decide(PlacementState(waiting, views), now)
-    largest = max((worker.capacity.kv_tokens for worker in pool.workers.values()), default=0)
+    largest = _most_kv(pool)
     for shed in decision.shed:
         entry = pool.waiting[shed.request_id]
         if shed.reason == "unservable" and entry.pending is not None and entry.pending.kv_most <= largest:
@@ -54,8 +54,17 @@ def dispatch(pool: PoolState, policy: PlacementPolicy, now: float) -> list[Effec
     return effects
 
 
+def _most_kv(pool: PoolState) -> int:
+    """Tokens of KV memory of the worker that has the most."""
+    return max((worker.capacity.kv_tokens for worker in pool.workers.values()), default=0)
+
+
 def _place_suspects(pool: PoolState, now: float) -> list[Effect]:
-    """Rule 5: a suspect runs alone. One worker at a time is emptied for it."""
+    """Rule 5: a suspect runs alone. One worker at a time is emptied for it.
+
+    It has the memory for what the suspect may need, where any worker has: a smaller one would refuse it for good.
+    """
+    largest = _most_kv(pool)
     for worker in pool.workers.values():
         worker.reserved = False
     effects: list[Effect] = []
@@ -64,6 +73,10 @@ def _place_suspects(pool: PoolState, now: float) -> list[Effect]:
         usable = [worker for worker in pool.workers.values() if worker.takes(now) and not worker.reserved]
         if not usable:
             break
+        needed = 0 if entry.pending is None else min(entry.pending.kv_most, largest)
+        usable = [worker for worker in usable if worker.capacity.kv_tokens >= needed]
+        if not usable:
+            continue  # it waits for a larger one
         worker = min(usable, key=lambda worker: (len(worker.placed), worker.name))
         if worker.placed:
             worker.reserved = True

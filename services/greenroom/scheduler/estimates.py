@@ -9,7 +9,7 @@ import numpy as np
 
 from greenroom.core.model_profile import ModelProfile
 from greenroom.core.step_costs import StepCosts
-from greenroom.policies.base.answer_lengths import AnswerLengths, expected_length, unknown_tokens
+from greenroom.policies.base.answer_lengths import AnswerLengths
 from greenroom.policies.placement.placement_policy import Costs
 
 log = logging.getLogger(__name__)
@@ -45,11 +45,16 @@ class Estimates:
                 *(profile.model, most, model, experts),
             )
             self.profile, self._wanted, self._token_ms = None, {}, ()
-            self._lengths.profile = None
+            self._lengths.give_up_profile()
         elif model != profile.model:
             log.info(
                 "a worker here serves %s; what is expected of it comes from the profile of %s", model, profile.model
             )
+
+    @property
+    def changes(self) -> int:
+        """Moves on whenever what was said of answers' lengths has become notably wrong."""
+        return self._lengths.changes
 
     def tokens(self, task: str, limit: int) -> int:
         """Tokens that an answer will probably have (eMoE's G when it is scheduled), from 1 to ``limit``. From the
@@ -58,14 +63,12 @@ class Estimates:
         return limit if mean is None else max(1, min(limit, round(mean)))
 
     def held_tokens(self, task: str, prompt: int, limit: int) -> int:
-        """Tokens of an answer for which KV memory is expected to be needed, from 1 to ``limit``: the mean, and what the
-        worker expects where nothing is known."""
-        mean = self._lengths.mean(task)
-        return expected_length(unknown_tokens(prompt, limit) if mean is None else mean, 0, limit)
+        """Tokens of an answer for which KV memory is expected to be needed, as a worker reckons it."""
+        return self._lengths.held_tokens(task, prompt, limit)
 
-    def finished(self, task: str, tokens: int) -> None:
-        """An answer came to its own end."""
-        self._lengths.finished(task, tokens)
+    def finished(self, task: str, tokens: int, *, cut: bool = False) -> None:
+        """An answer has ended. ``cut``: at its limit (``AnswerLengths.finished``)."""
+        self._lengths.finished(task, tokens, cut=cut)
 
     def costs(self, heard: Costs, *, missing: float, rows: int) -> Costs:
         """The costs of a worker. ``heard``: what it says itself. ``missing``: the share of the experts that are not

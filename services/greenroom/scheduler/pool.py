@@ -77,6 +77,8 @@ class Pool(PoolState):
         self.accuracy = Accuracy()
         """What both estimators said of requests' latencies, and what these were."""
         self._estimates = estimates or Estimates()
+        self._estimated = 0
+        """``Estimates.changes`` when all that wait were estimated last."""
 
     # -- taking over ---------------------------------------------------------------------------------------------
 
@@ -160,7 +162,8 @@ class Pool(PoolState):
         self.early_losses.pop(request_id, None)
         self.early_unsure.pop(request_id, None)
         if outcome.reason in COMPLETED and outcome.token_ids:  # one that asked for no tokens says nothing of others
-            self._estimates.finished(outcome.task_type, len(outcome.token_ids))
+            cut = outcome.reason is FinishReason.LENGTH
+            self._estimates.finished(outcome.task_type, len(outcome.token_ids), cut=cut)
         effects = self._release_unclaimed(request_id)
         entry = self.entries.get(request_id)
         if entry is None:
@@ -287,8 +290,6 @@ class Pool(PoolState):
         if worker is None:
             worker = self.workers[name] = PoolWorker(name, capacity, now + self.config.lease_ms)
         worker.capacity, worker.listed = capacity, False
-        for entry in self.waiting.values():
-            entry.pending = None if entry.task is None else self._pending(entry.task)
         worker.lease_until = now + self.config.lease_ms
         return [ListRuns(name)] if self.holds else []
 
@@ -372,8 +373,12 @@ class Pool(PoolState):
     # -- runs ----------------------------------------------------------------------------------------------------
 
     def schedule(self, now: float) -> list[Effect]:
-        """Place the requests that wait, where there is room."""
+        """Place the requests that wait, where there is room, by what is known of answers now."""
         self.now = now
+        if self._estimated != self._estimates.changes:
+            self._estimated = self._estimates.changes
+            for entry in self.waiting.values():
+                entry.pending = None if entry.task is None else self._pending(entry.task)
         return dispatch(self, self.policy, now)
 
     def _placed(self, worker: str, request_id: str, attempt: Attempt) -> Entry | None:

@@ -87,7 +87,7 @@ class PoolWorker:
             most = first if request.most_tokens is None else request.most_tokens
             since = max(self.heard_ms, entry.placed_ms) + reading_ms
             steps = int(max(0.0, now - since) / step_ms) if step_ms > 0 else 0
-            generated = min(self.state.generated.get(entry.request_id, 0) + steps, most - 1)
+            generated = max(0, min(self.state.generated.get(entry.request_id, 0) + steps, most - 1))
             kv_used += request.input_tokens + expected_length(first, generated, most) - 1
             left = expected_left(request.expected_tokens, generated, most - generated)
             running.append(PlacedRequest(request, entry.placed_ms, generated, left))

@@ -19,9 +19,9 @@ Events = list[tuple[int, Event]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineState:
-    """What a scheduler is told. KV in tokens. ``expert_load_ms``: the time to load one expert from the tier below.
-    ``token_ms``: the time of a step for each of its rows. ``load_ms_by_task``: the time to load the experts that one
-    more request of the type would need; unknown for a type that is not named."""
+    """What a scheduler is told. KV in tokens that one sequence could have there. ``expert_load_ms``: the time to load
+    one expert from the tier below. ``token_ms``: the time of a step for each of its rows. ``load_ms_by_task``: the time
+    to load the experts that one more request of the type would need; unknown for a type that is not named."""
 
     kv_tokens: int = 0
     kv_tokens_free: int = 0

@@ -16,7 +16,7 @@ TOKENS, PROMPTS = 40, 6
 class Hopeful(AnswerLengths):
     """Expects one token of every answer, so all are admitted that have room for their prompts."""
 
-    def mean(self, task: str) -> float | None:
+    def held_mean(self, task: str) -> float | None:
         return 1.0
 
 

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import openai
@@ -214,6 +215,43 @@ async def test_a_request_that_kills_every_worker_it_meets_ends_as_failed_and_the
     assert POISON.encode() in (letter.payload or b"")
     for worker in (cluster["worker0"], cluster["worker1"]):
         await asyncio.to_thread(worker.wait_ready)
+
+
+async def completion(client: openai.AsyncOpenAI, **asked: Any) -> str:
+    """Streamed, so that the client has had part of it when its worker dies."""
+    stream = await client.completions.create(model=MODEL, prompt=PROMPTS[0], max_tokens=100, stream=True, **asked)
+    return "".join([chunk.choices[0].text async for chunk in stream if chunk.choices])
+
+
+@pytest.mark.timeout(480)
+async def test_a_text_under_penalties_is_the_same_when_its_worker_is_killed_in_the_middle(
+    cluster: Cluster, clients: list[openai.AsyncOpenAI]
+) -> None:
+    """What the client has had counts as generated, not as prompt: for penalties, and for ``min_tokens``."""
+    changes: dict[str, Any] = {
+        "presence_penalty": 0.8,
+        "frequency_penalty": 0.3,
+        "logit_bias": {"40": 4.0, "300": -100.0},
+        "extra_body": {"repetition_penalty": 1.1, "min_tokens": 70},
+    }
+    asked: list[dict[str, Any]] = [{"temperature": 0}, {"temperature": 0.9, "seed": 7}]
+    plain = [await completion(clients[0], **one) for one in asked]
+    expected = [await completion(clients[0], **one, **changes) for one in asked]
+    assert not set(plain) & set(expected), "else nothing is shown"
+    workers = [cluster["worker0"], cluster["worker1"]]
+    for worker in workers:
+        assert await asyncio.to_thread(worker.terminate) == 0, worker.log()[-4000:]
+    workers[0].start(GREENROOM_FAULT="worker:after-token:80")
+    await asyncio.to_thread(workers[0].wait_ready)
+    again = [asyncio.create_task(completion(clients[0], **one, **changes)) for one in asked]
+    assert await asyncio.to_thread(workers[0].wait_end) == -signal.SIGKILL
+    for worker in workers:
+        worker.start()
+    assert await asyncio.gather(*again) == expected
+    for worker in workers:
+        await asyncio.to_thread(worker.wait_ready)
+    had = sum(worker.metric("greenroom_worker_prefix_tokens_total") for worker in workers)
+    assert 40 < had <= 80, "both went on behind what their clients had"
 
 
 async def restart(process: Process) -> None:

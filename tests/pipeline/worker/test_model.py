@@ -103,6 +103,7 @@ async def test_answers_are_the_models_own_wherever_an_earlier_attempt_was_cut(
         assert (state.experts, state.resident_experts) == (model.experts.catalogue.size, model.experts.device.slots)
         assert state.token_ms > 0
         assert state.kv_tokens_free == state.kv_tokens > model.served.max_model_len
+        assert state.kv_tokens == model.loop.engine.kv.max_rows, "a scheduler places what the worker would not refuse"
     assert recorder.held == 0
     model.experts.listener = None
 

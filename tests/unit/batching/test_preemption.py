@@ -40,7 +40,7 @@ class Lengths(AnswerLengths):
         super().__init__()
         self.tokens = tokens
 
-    def mean(self, task: str) -> float | None:
+    def held_mean(self, task: str) -> float | None:
         return self.tokens
 
 
@@ -84,6 +84,21 @@ def test_what_is_expected_of_those_that_run_is_not_given_to_others() -> None:
     d.step()
     assert (len(d.engine.running), len(d.engine.waiting)) == (2, 3)
     assert d.engine.kv.reserved_bytes < d.engine.kv.budget_bytes / 2
+
+
+def test_what_one_is_expected_to_take_that_has_outlived_its_expectation_is_not_given_to_others() -> None:
+    """After 90 tokens where 8 were expected it is expected to have 112. That leaves two pages; another needs three."""
+    d = driver(rows=17 * ROWS, expected=8, max_model_len=17 * ROWS)
+    long = d.add(request("long", (1, 2, 3), None))  # type: ignore[arg-type]
+    while len(long.ids) < 90:
+        d.step()
+    late = d.add(request("late", (5, 6), 40))
+    assert d.engine.kv.free_bytes == WIDE.nbytes(4 * ROWS)
+    d.step()
+    assert list(d.engine.waiting) == [late.number]
+    d.run()
+    assert d.engine.snapshot().preemptions == 0
+    assert late.ids == continuation((5, 6), 40)
 
 
 def test_where_all_grow_beyond_what_is_there_the_texts_are_what_they_were() -> None:
@@ -214,6 +229,23 @@ def test_a_preempted_one_can_be_cancelled_and_a_prompt_half_read_begins_anew() -
     assert d.engine.snapshot().recomputed_rows == 12
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_rows_of_a_prompt_count_as_prefilled_once_and_those_of_the_answer_never(again: bool) -> None:
+    """Also of one that is cancelled while it waits for its memory."""
+    d = driver(rows=32 * ROWS, expected=2)
+    d.add(request("first", (9, 8), 60))
+    answer = d.add(request("a", (5, 6, 7), 50))
+    while len(answer.ids) < 12:
+        d.step()
+    d.engine._preempt(d.engine.running[answer.number])
+    for _ in range(5 * again):
+        d.step()
+    assert (answer.number in d.engine.running) == again
+    d.engine.cancel(answer.number)
+    assert answer.finished is not None
+    assert answer.finished.prefilled == 3
+
+
 def test_a_request_of_the_longest_length_fits_alone() -> None:
     rows = 16 * ROWS
     d = driver(rows=rows, expected=2)
@@ -236,6 +268,37 @@ def test_what_is_learnt_from_answers_lets_more_of_those_that_wait_start() -> Non
     assert len(d.engine.running) == 20
     d.run()
     assert all(answer.ids == continuation((1, 2, 3), 4) for answer in answers)
+
+
+class Mistaken(AnswerLengths):
+    """A profile that expects 3 tokens of every answer."""
+
+    def mean(self, task: str) -> float | None:
+        return 3.0
+
+
+def test_a_profile_that_expects_too_little_costs_rows_until_answers_were_seen() -> None:
+    """Before what is seen was heeded, a quarter of all rows ran twice, however long it went on."""
+    d = Driver(WideModel().as_ragged(), kv_budget=WIDE.nbytes(40 * ROWS), max_model_len=200, lengths=Mistaken())
+    for i in range(60):
+        d.add(request(f"r{i}", (1, 2, i), 40))
+    while d.engine.step():
+        pass
+    d.engine.audit()
+    stats = d.engine.snapshot()
+    assert stats.finished[FinishReason.LENGTH] == 60
+    assert stats.recomputed_rows <= 0.1 * (stats.rows - stats.recomputed_rows)
+
+
+def test_requests_for_one_token_do_not_teach_that_all_answers_are_short() -> None:
+    d = Driver(WideModel().as_ragged(), kv_budget=WIDE.nbytes(100 * ROWS), max_model_len=100 * ROWS, max_running=40)
+    for i in range(30):
+        d.add(request(f"probe{i}", (1, 2, 3), 1))
+    d.run()
+    for i in range(30):
+        d.add(request(f"chat{i}", (1, 2, 3), None))  # type: ignore[arg-type]
+    d.step()
+    assert len(d.engine.running) == 100 * ROWS // (9 * ROWS), "64 tokens are expected of each: nine pages"
 
 
 class Overdrawn(BatchPolicy):

@@ -44,6 +44,7 @@ def requests(draw: st.DrawFn, name: str) -> PendingRequest:
         slo_ttft_ms=draw(slos),
         slo_e2e_ms=draw(slos),
         priority=draw(st.sampled_from([0, 0, 0, 1, -1])),
+        most_tokens=draw(st.none() | st.integers(tokens + 1, 900)),
     )
 
 
@@ -117,6 +118,7 @@ class Site:
             len(self.there) < self.view.max_running
             and request.kv_need <= self.kv_free
             and held + request.input_tokens <= self.view.kv_total
+            and request.kv_most <= self.view.kv_total
         )
 
     def reading(self, there: Sequence[There], rows: int) -> float:
@@ -194,7 +196,7 @@ def by_the_book(
 ) -> list[Placement]:
     """Where docs/architecture/scheduling.md sends what waits. Nothing in ``state`` is past its deadline."""
     largest = max((view.kv_total for view in state.workers), default=0)
-    waiting = [r for r in state.pending if r.kv_need <= largest and r.input_tokens <= largest]
+    waiting = [r for r in state.pending if r.kv_most <= largest and r.input_tokens <= largest]
     sites = sites_of(state.workers, now_ms)
     placed: list[Placement] = []
 
@@ -210,7 +212,7 @@ def by_the_book(
             site
             for site in sites
             if site.view.max_running > 0
-            and max(request.kv_need, request.input_tokens) <= site.view.kv_total
+            and max(request.kv_most, request.input_tokens) <= site.view.kv_total
             and not any(
                 other.request.arrived_ms <= request.arrived_ms
                 and other.started_ms - other.request.arrived_ms >= patience_ms

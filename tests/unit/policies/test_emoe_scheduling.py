@@ -100,7 +100,7 @@ def test_a_placement_spoils_no_slo_that_would_be_met_and_memory_holds(estimator:
 @given(situation=situations())
 def test_an_empty_worker_takes_the_first_that_fits_whatever_its_slo(situation: Situation) -> None:
     state, now = situation
-    empty = worker("empty", max_running=1, kv_total=180, kv_free=180, costs=Costs(token_ms=50.0))
+    empty = worker("empty", max_running=1, costs=Costs(token_ms=50.0))
     alone = PlacementState(state.pending, (empty,))
 
     decision = EmoePlacement(patience_s=None).decide(alone, now)
@@ -227,9 +227,10 @@ def test_where_it_fits_nowhere_a_worker_is_emptied_for_it() -> None:
     assert where([old, small], full, small_one, now=40_000.0) == {"small": "small one"}
 
 
-def test_a_worker_that_could_never_hold_it_is_not_emptied_for_it() -> None:
+@pytest.mark.parametrize("needs", [{"kv_need": 700}, {"kv_need": 30, "most_tokens": 691}], ids=["surely", "maybe"])
+def test_a_worker_that_could_never_hold_it_is_not_emptied_for_it(needs: dict[str, int]) -> None:
     """On the large one it is not its turn: a request that had waited as long is there."""
-    old, small = request("old", kv_need=700, arrived_ms=5.0), request("small", arrived_ms=39_000.0)
+    old, small = request("old", **needs, arrived_ms=5.0), request("small", arrived_ms=39_000.0)
     large = worker("large", placed("waited", arrived_ms=0.0, started=31_000.0), kv_free=20)
     small_one = worker("small one", kv_total=500, kv_free=500)
     assert where([old, small], large, small_one, now=40_000.0) == {"small": "small one"}

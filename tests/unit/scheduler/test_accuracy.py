@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,11 +17,11 @@ from greenroom.policies.emoe.scheduling import EmoePlacement
 from greenroom.policies.placement.placement_policy import Costs
 from greenroom.scheduler.accuracy import RATIOS, Accuracy
 from greenroom.scheduler.metrics import SchedulerCollector
-from greenroom.scheduler.pool_workers import WorkerState
+from greenroom.scheduler.pool_workers import Capacity, WorkerState
 from greenroom.scheduler.request_entries import RunResult
 from greenroom.scheduler.worker_calls import _costs
 from greenroom.v1 import worker_pb2
-from tests.unit.protocol.pool_bench import DONE, Bench
+from tests.unit.protocol.pool_bench import CONFIG, DONE, Bench
 
 
 def run_one(bench: Bench, name: str, took_ms: float, result: RunResult = DONE, **more: Any) -> None:
@@ -76,14 +77,37 @@ def test_one_that_ran_twice_says_nothing() -> None:
     assert bench.pool.accuracy.summary() == {}
 
 
+def test_those_that_wait_are_estimated_anew_once_answers_are_known() -> None:
+    """At first 64 tokens of memory are expected of each, so one of two has no room; then 2."""
+    bench = Bench(replace(CONFIG, max_waiting=40))
+    capacity = Capacity(max_running=40, max_queued=0, kv_tokens=20 * 66)
+    bench.do(bench.pool.worker_reached("w", capacity, bench.now))
+    bench.do(bench.pool.listed("w", [], bench.now))
+    for number in range(40):
+        bench.task(f"r{number}", tokens=500)
+    worker = bench.pool.workers["w"]
+    assert len(worker.placed) == 20
+    before = bench.pool.entries["r39"].pending
+    for number in range(ENOUGH):
+        done = RunResult(FinishReason.STOP, 3, (7, 8))
+        bench.do(bench.pool.result("w", f"r{number}", bench.last_run(f"r{number}").attempt, done, bench.now))
+        bench.land()
+    after = bench.pool.entries["r39"].pending
+    assert before is not None
+    assert after is not None
+    assert (before.kv_need, before.expected_tokens) == (66, 500)
+    assert (after.kv_need, after.expected_tokens) == (4, 2)
+    assert len(worker.placed) == 40 - ENOUGH
+
+
 def test_every_reader_of_the_journal_learns_lengths_from_outcomes() -> None:
     bench = bench_with(Costs(token_ms=10.0))
     for number in range(ENOUGH):
-        run_one(bench, f"r{number}", 10.0, tokens=500)
+        run_one(bench, f"r{number}", 10.0, RunResult(FinishReason.STOP, 3, (7, 8)), tokens=500)
     bench.task("next", tokens=500)
     pending = bench.pool.entries["next"].pending
     assert pending is not None
-    assert pending.expected_tokens == 2, "as DONE has"
+    assert pending.expected_tokens == 2
     after = Bench(active=False)
     after.pool.take_over(0, 0)
     for record in bench.journal:

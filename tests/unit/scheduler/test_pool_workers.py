@@ -66,6 +66,14 @@ def test_memory_counts_by_what_is_expected_and_grows_with_an_answer_that_is_long
     assert pool_worker(one, said={"a": 10**9}, costs=Costs()).view(0.0).kv_free == 1000 - (10 + 500 - 1)
 
 
+def test_one_that_only_scores_its_prompt_has_generated_nothing() -> None:
+    """It has not minus one token, as if its prompt had been read."""
+    there = pool_worker(growing("a", first=0, most=0), costs=Costs())
+    [placed] = there.view(0.0).running
+    assert placed.generated_tokens == 0
+    assert there.view(0.0).kv_free == 1000 - 10
+
+
 def test_tokens_are_believed_up_to_what_may_be_generated_not_to_what_is_expected() -> None:
     there = pool_worker(growing("a", first=40, most=100), said={"a": 70}, costs=Costs())
     assert generated(there, 0.0) == [(70, 2)]

@@ -58,3 +58,29 @@ def test_a_suspect_is_placed_under_load_that_never_ends(
     assert suspect.worker is not None
     assert list(pool.workers[suspect.worker].placed) == ["10000"]
     assert pool.counts["placed_alone"] == 1
+
+
+@pytest.mark.parametrize("draining", [False, True])
+@pytest.mark.parametrize(("most", "chosen"), [(10, "small"), (900, "large"), (5000, "large")])
+def test_a_suspect_is_not_given_to_a_worker_that_is_too_small_while_there_is_a_larger_one(
+    most: int, chosen: str, draining: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The small one would refuse it, and a request ends with that. Where none is large enough the largest says so."""
+    pool = PoolState("s", PoolConfig())
+    pool.role = Role.ACTIVE
+    monkeypatch.setattr(PoolState, "run", lambda pool, entry, worker: [])
+    for name, tokens in (("small", 100), ("large", 1000)):
+        capacity = Capacity(max_running=4, max_queued=0, kv_tokens=tokens)
+        pool.workers[name] = PoolWorker(name, capacity, 1e15, listed=True)
+    pool.workers["large"].state = WorkerState(draining=draining)
+    busy = arrive(pool, 1)
+    pool.place(busy, pool.workers["large"], 0.0)
+    suspect = arrive(pool, 2, losses=pool.config.alone_after)
+    suspect.pending = PendingRequest("2", 2.0, 1, 1, 1, deadline_ms=1e15, most_tokens=most)
+    policy = create_placement_policy("fcfs")
+    dispatch(pool, policy, 0.0)
+    assert suspect.worker == ("small" if chosen == "small" else None)
+    pool.unplace(busy)
+    pool.workers["large"].state = WorkerState()
+    dispatch(pool, policy, 0.0)
+    assert suspect.worker == chosen

@@ -271,12 +271,23 @@ class BatchEngine:
     def _growing(self) -> tuple[dict[int, int], int]:
         """What the next row takes of each running sequence that has no room for it; and what all that run are expected
         to take, these rows at least. All that is left, where memory for another one can not be had.
+
+        Of those without room it is reckoned anew how long their answers will be: some have outlived what was expected.
         """
-        growing = {number: self.kv.growth_bytes(sequence.kv) for number, sequence in self._full.items() if sequence.kv}
+        growing: dict[int, int] = {}
+        for number, sequence in self._full.items():
+            if sequence.kv is not None:
+                self._expect(sequence)
+                growing[number] = self.kv.growth_bytes(sequence.kv)
         expected = self._described.kv_expected
         for number, nbytes in growing.items():
             expected += max(0, nbytes - self._described.expected_of(number))
         return growing, max(expected, self.kv.unreserved_bytes) if self.kv.short else expected
+
+    def _expect(self, running: Sequence) -> None:
+        """Reckon anew how long its answer will be."""
+        running.expected_answer = self.needs.answer_tokens(running)
+        self._described.expects(running)
 
     def _grow(self, plans: tuple[StepPlan, ...]) -> None:
         """Make room for the rows of the plans. Raises ValueError where the policy has planned more than there is."""
@@ -474,9 +485,8 @@ class BatchEngine:
         self._full.pop(sequence.number, None)
         self._scoring.discard(sequence.number)
         self._paths.end(sequence.number)
-        approximated, prefilled = 0.0, 0
+        approximated, prefilled = 0.0, sequence.prefilled
         if sequence.kv is not None:
-            prefilled = min(sequence.kv.length, sequence.settled)
             if self._observer is not None:
                 with self._observed():
                     approximated = self._observer.approximated(sequence.number, sequence.kv.length)
@@ -484,7 +494,7 @@ class BatchEngine:
             sequence.kv = None
         self.stats.finished[reason] += 1
         if reason in (FinishReason.STOP, FinishReason.LENGTH) and sequence.limit:
-            self._learn(sequence)
+            self._learn(sequence, cut=reason is FinishReason.LENGTH)
         if self._observer is not None:
             with self._observed():
                 self._observer.sequence_ended(sequence.number, _ENDS.get(reason, SequenceEnd.FINISHED))
@@ -505,14 +515,18 @@ class BatchEngine:
         )
         _deliver(sequence, finished)
 
-    def _learn(self, sequence: Sequence) -> None:
-        """How long its answer was. What those that may start next are expected to need may change with it."""
-        self.needs.lengths.finished(sequence.info.task, sequence.generated)
-        for waiting in itertools.islice(self.waiting.values(), self._limits.max_running):
-            expected = self.needs.answer_tokens(waiting)
-            if expected != waiting.expected_answer:
-                waiting.expected_answer = expected
-                self._described.waits(waiting)
+    def _learn(self, sequence: Sequence, *, cut: bool) -> None:
+        """How long its answer was. What the others are expected to need may change with it. ``cut``: at its limit."""
+        lengths = self.needs.lengths
+        changes = lengths.changes
+        lengths.finished(sequence.info.task, sequence.generated, cut=cut)
+        if lengths.changes == changes:
+            return
+        for waiting in self.waiting.values():
+            waiting.expected_answer = self.needs.answer_tokens(waiting)
+            self._described.waits(waiting)
+        for running in self.running.values():
+            self._expect(running)
 
     @contextlib.contextmanager
     def _observed(self) -> Iterator[None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from greenroom.moe.attention.kv_cache import KVStore
 from greenroom.moe.batch.sequence import Sequence
-from greenroom.policies.base.answer_lengths import AnswerLengths, expected_length, unknown_tokens
+from greenroom.policies.base.answer_lengths import AnswerLengths
 from greenroom.policies.batching.preemption import MOST_PREEMPTIONS
 
 
@@ -19,10 +19,8 @@ class KVNeeds:
 
     def answer_tokens(self, sequence: Sequence) -> int:
         """How long its answer is expected to be, by what is known now and what it has already."""
-        mean = self.lengths.mean(sequence.info.task)
-        if mean is None:
-            mean = unknown_tokens(sequence.prompt_tokens, sequence.limit)
-        return expected_length(mean, sequence.generated, sequence.limit)
+        task, prompt = sequence.info.task, sequence.prompt_tokens
+        return self.lengths.held_tokens(task, prompt, sequence.limit, sequence.generated)
 
     def first_rows(self, sequence: Sequence) -> int:
         """The rows that it reserves when it starts."""
@@ -34,3 +32,8 @@ class KVNeeds:
         """What it is expected to hold at its end, if its answer has ``Sequence.expected_answer`` tokens."""
         rows = min(sequence.kv_rows, sequence.prompt_tokens + sequence.expected_answer - 1)
         return self._kv.layout.nbytes(max(rows, self.first_rows(sequence)))
+
+    def left_bytes(self, sequence: Sequence) -> int:
+        """What it is expected to take before its end, beyond what it holds."""
+        held = 0 if sequence.kv is None else sequence.kv.nbytes
+        return max(0, self.expected_bytes(sequence) - held)

@@ -72,8 +72,11 @@ class QueueDescription:
         self._waits_no_more(sequence.number)
         self._running[sequence.number] = _running(sequence)
         self._running_told = None
-        held = 0 if sequence.kv is None else sequence.kv.nbytes
-        left = max(0, self._needs.expected_bytes(sequence) - held)
+        self.expects(sequence)
+
+    def expects(self, sequence: Sequence) -> None:
+        """It runs, and more is known of its answer."""
+        left = self._needs.left_bytes(sequence)
         self.kv_expected += left - self._expected.get(sequence.number, 0)
         self._expected[sequence.number] = left
 
@@ -93,9 +96,11 @@ class QueueDescription:
 
     def describes(self, waiting: Iterable[Sequence], running: Iterable[Sequence]) -> bool:
         """Whether it equals a new description of all sequences. For audits."""
+        running = tuple(running)
         return (
             self.waiting == tuple(_waiting(sequence, self._needs) for sequence in waiting)
             and self.running == tuple(map(_running, running))
+            and self._expected == {sequence.number: self._needs.left_bytes(sequence) for sequence in running}
             and self.kv_expected == sum(self._expected.values())
         )
 

@@ -143,6 +143,12 @@ class Sequence:
         """Of the settled tokens those that have not been through the model."""
         return max(0, self.settled - (self.kv.length if self.kv else 0))
 
+    @property
+    def prefilled(self) -> int:
+        """Rows of the prompt and the prefix that have been through the model, each counted once."""
+        ran = max(self.ran, self.kv.length if self.kv else 0)
+        return min(ran, self.prompt_tokens + len(self.request.prefix))
+
     def next_draw(self) -> Draw:
         sampling = self.request.sampling
         banned = self._banned if self.generated < sampling.min_tokens else ()

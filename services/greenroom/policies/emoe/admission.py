@@ -160,7 +160,7 @@ class Site:
 
     def could_hold(self, index: int) -> bool:
         """Whether it would fit if the worker were empty."""
-        needed = max(self._queue.kv_need[index], self._queue.input[index])
+        needed = max(self._queue.kv_most[index], self._queue.input[index])
         return self.view.max_running > 0 and bool(needed <= self.view.kv_total)
 
     def is_turn_of(self, index: int, patience_ms: float) -> bool:

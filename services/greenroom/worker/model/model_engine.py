@@ -119,11 +119,11 @@ class ModelEngine:
     def state(self) -> EngineState:
         worker = self._worker
         stats = worker.loop.stats()
-        per_token = worker.loop.engine.kv.layout.bytes_per_token
+        kv = worker.loop.engine.kv
         expert_load_ms = self._expert_load_ms()
         return EngineState(
-            kv_tokens=stats.kv_budget_bytes // per_token,
-            kv_tokens_free=max(0, stats.kv_free_bytes) // per_token,
+            kv_tokens=kv.max_rows,
+            kv_tokens_free=kv.layout.rows_within(max(0, stats.kv_free_bytes)),
             running=stats.running,
             waiting=stats.waiting,
             resident_experts=len(worker.experts.resident_keys()),

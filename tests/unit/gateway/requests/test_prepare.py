@@ -201,6 +201,17 @@ def test_what_the_tokenizer_puts_around_a_prompt_takes_no_room_in_it(llama_like:
         assert (echo.offsets[: len(first)], echo.offsets[-1]) == (first, last)
 
 
+def test_special_tokens_that_were_written_out_take_their_place_in_the_offsets(text: TextProcessor) -> None:
+    pieces = ["<|im_start|>", "user", "\n", "hi", "<|im_end|>", " there"]
+    words = "".join(pieces)
+    ids = text.tokenizer.encode(words, add_special_tokens=True)
+    echo = Echo.of(words, ids, text.tokenizer)
+    named = [place for place, token_id in enumerate(ids) if text.tokenizer.visible_token(token_id) is None]
+    assert [echo.offsets[place] for place in named] == [0, words.index("<|im_end|>")]
+    told = [words[start:stop] for start, stop in zip(echo.offsets, (*echo.offsets[1:], len(words)), strict=True)]
+    assert told == [text.tokenizer.decode([token_id], special=True) for token_id in ids]
+
+
 TOOLS = [{"type": "function", "function": {"name": "look_up", "parameters": {}}}]
 READS_TOOLS = (
     "{% if tools %}{% for t in tools %}[{{ t.function.name }}]{% endfor %}{% endif %}" + small_tokenizers.CHATML
