@@ -209,6 +209,13 @@ def _route(
     ]
 
 
+def _linear_floats(
+    call: Call, weights: int, x: int, out: int, rows: int, inputs: int, outputs: int, threads: int
+) -> list[Any]:
+    tensors = (weights, outputs, inputs), (x, rows, inputs), (out, rows, outputs)
+    return [*(call.of(*tensor, size=4) for tensor in tensors), rows, inputs, outputs, threads]
+
+
 def _rms_norm(call: Call, x: int, weight: int, out: int, rows: int, width: int, epsilon: float) -> list[Any]:
     return [call.of(x, rows, width), call.of(weight, width), call.of(out, rows, width), rows, width, epsilon]
 
@@ -220,7 +227,7 @@ def _rotary(call: Call, x: int, cosines: int, sines: int, rows: int, heads: int,
 
 def _attention(
     call: Call, queries: int, new_keys: int, new_values: int, rows: int, count: int, out: int, key_heads: int,
-    group: int, key_dim: int, value_dim: int, scale: float, threads: int,
+    group: int, key_dim: int, value_dim: int, scale: float, sinks: int | None, threads: int,
 ) -> list[Any]:  # fmt: skip
     sequences = words_at(rows, count * 6).reshape(count, 6)
     last = int(sequences[:, 0].max())
@@ -229,13 +236,15 @@ def _attention(
     for tensor, (heads, dim) in zip((queries, new_keys, new_values), heads_and_dims, strict=True):
         address, row_stride, head_stride = words_at(tensor, 3).tolist()
         length = last * row_stride + (heads - 1) * head_stride + dim
-        tensors.append(call.copied(np.array([call.of(address, length), row_stride, head_stride])))
+        there = call.of(address, length) if address else 0  # null: the sequences' memory has them already
+        tensors.append(call.copied(np.array([there, row_stride, head_stride])))
     for sequence in sequences:
         _, keys, values, capacity, _, _ = sequence.tolist()
         sequence[1:3] = call.of(keys, key_heads, capacity, key_dim), call.of(values, key_heads, capacity, value_dim)
     return [
         *(*tensors, call.copied(sequences), count, call.of(out, last + 1, key_heads * group, value_dim)),
-        *(key_heads, group, key_dim, value_dim, scale, threads),
+        *(key_heads, group, key_dim, value_dim, scale),
+        *(0 if sinks is None else call.of(sinks, key_heads * group), threads),
     ]
 
 
@@ -283,6 +292,7 @@ _ARGUMENTS: Final[dict[str, Callable[..., list[Any]]]] = {
     "greenroom_add_rows": _add_rows,
     "greenroom_route": _route,
     "greenroom_route_confined": _route,
+    "greenroom_linear_floats": _linear_floats,
     "greenroom_rms_norm": _rms_norm,
     "greenroom_rotary": _rotary,
     "greenroom_attention": _attention,

@@ -50,8 +50,8 @@ class LoadedMoE:
 
     ``masking``: why its routers can not be confined to allowed experts (None: they can). Routers that were not found
     can not; they do not show their logits either. ``native``: the compiled products that compute its experts (None:
-    torch does). ``routers_found``: whether all routers were, which those products compute too. ``expert_format``: of the
-    records that its source has to give.
+    torch does). ``routers_found``: whether all routers were, which those products compute too. ``expert_format``: of
+    the records that its source has to give.
     """
 
     model: Any

@@ -205,7 +205,7 @@ def test_special_tokens_that_were_written_out_take_their_place_in_the_offsets(te
     pieces = ["<|im_start|>", "user", "\n", "hi", "<|im_end|>", " there"]
     words = "".join(pieces)
     ids = text.tokenizer.encode(words, add_special_tokens=True)
-    echo = Echo.of(words, ids, text.tokenizer)
+    echo = Echo.of_text(words, ids, text.tokenizer, add_special_tokens=True)
     named = [place for place, token_id in enumerate(ids) if text.tokenizer.visible_token(token_id) is None]
     assert [echo.offsets[place] for place in named] == [0, words.index("<|im_end|>")]
     told = [words[start:stop] for start, stop in zip(echo.offsets, (*echo.offsets[1:], len(words)), strict=True)]
