@@ -12,11 +12,18 @@ from typing import Any
 import pytest
 
 from greenroom.core.errors import InvalidConfig
+from greenroom.moe.formats.mxfp4 import MXFP4
 from greenroom.moe.forward import row_limits
-from greenroom.moe.forward.row_limits import Measured, Timing, limit_of, limits_for, time_both
+from greenroom.moe.forward.ragged_model import RaggedModel
+from greenroom.moe.forward.row_limits import PRODUCT_ROWS, Measured, Timing, limit_of, limits_for, time_both
 from greenroom.moe.kernels.native.library import NativeUnavailable
 from greenroom.moe.kernels.native.rows import ANY_ROWS, NativeRows, RowLimits, native_rows
+from greenroom.moe.loading.checkpoint import resolve
+from greenroom.moe.loading.conversion import ExpertPlan
+from greenroom.moe.loading.load_model import load
+from greenroom.moe.loading.packing import MoePackSource
 from greenroom.worker.model.config import WorkerConfig
+from tests.mxfp4_checkpoints import save_mxfp4
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
 
@@ -88,6 +95,33 @@ def test_a_slow_model_does_not_make_the_start_longer_than_the_budget() -> None:
     assert clock.now < 1.5
     slow = Clock(lambda rows, compiled: 10.0)
     assert [one.rows for one in time_both(slow.run, (4, 8), budget_s=1.0, clock=slow)] == [4]
+
+
+def test_expanding_an_expert_leaves_time_to_measure_all_rows(
+    native: NativeRows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's products pay for it at any number of rows. Were it done in each run, a limit of a row or two would send
+    all others that way."""
+    checkpoint = resolve(str(save_mxfp4(tmp_path)))
+    loaded = load(checkpoint, expert_format=MXFP4)
+    manifest = MoePackSource(ExpertPlan(checkpoint, loaded.dtype, MXFP4)).manifest("")
+    now = 0.0
+
+    def clock() -> float:
+        nonlocal now
+        now += 0.001
+        return now
+
+    def expand(*arguments: Any, own: Callable[..., None] = MXFP4.expand) -> None:
+        nonlocal now
+        now += 0.25
+        own(*arguments)
+
+    monkeypatch.setattr(MXFP4, "expand", expand)
+    found = row_limits.measure(loaded, RaggedModel(loaded.model, native=loaded.native), manifest, clock=clock)
+    assert [one.rows for one in found.products] == list(PRODUCT_ROWS)
+    assert all(one.torch_s > 0.25 > one.compiled_s for one in found.products)
+    assert found.limits.product == ANY_ROWS
 
 
 @pytest.fixture

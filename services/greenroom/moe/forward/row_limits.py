@@ -17,7 +17,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -34,10 +34,11 @@ from greenroom.experts.pack.pack_file import PackFile
 from greenroom.experts.source import Arriving
 from greenroom.moe.attention.kv_cache import KVStore
 from greenroom.moe.attention.ragged_attention import Chunk
+from greenroom.moe.formats.expert_format import Expander
 from greenroom.moe.forward.ragged_model import RaggedModel
 from greenroom.moe.kernels.expert_hooks import hook_of
 from greenroom.moe.kernels.expert_products import Grouped, NativeSum, PickedExpert, TorchSum
-from greenroom.moe.kernels.experts_forward import expert_of
+from greenroom.moe.kernels.experts_forward import expert_by_torch
 from greenroom.moe.kernels.native.rows import ANY_ROWS, NativeRows, RowLimits
 from greenroom.moe.loading.load_model import LoadedMoE, attach
 
@@ -161,7 +162,14 @@ def limits_for(loaded: LoadedMoE, ragged: RaggedModel, pack: PackFile, asked: st
     return found.limits
 
 
-def measure(loaded: LoadedMoE, ragged: RaggedModel, manifest: PackManifest, of: str = "") -> Measured:
+def measure(
+    loaded: LoadedMoE,
+    ragged: RaggedModel,
+    manifest: PackManifest,
+    of: str = "",
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Measured:
     """Measure now, with random experts. The model must have no source, and has none afterwards."""
     native = ragged.native
     assert native is not None
@@ -174,9 +182,15 @@ def measure(loaded: LoadedMoE, ragged: RaggedModel, manifest: PackManifest, of: 
             tensor.normal_(0.0, 0.02, generator=generator)
         else:
             tensor.random_(96, 128, generator=generator)  # as codes anything, as scales nothing large
+    expand, numbers, expanding_s = hook_of(module).expand, weights, 0.0
     with torch.inference_mode():
-        products = time_both(_product(native, module, weights), PRODUCT_ROWS)
-    if (expand := hook_of(module).expand) is not None:
+        if expand is not None:
+            numbers, expanding_s = _expanded(expand, weights, clock)
+        products = [
+            replace(one, torch_s=one.torch_s + expanding_s)
+            for one in time_both(_product(native, module, weights, numbers), PRODUCT_ROWS, clock=clock)
+        ]
+    if expand is not None:
         expand.release()
     product = limit_of(products, PRODUCT_ROWS[-1])
     if ragged.lean is None:
@@ -184,8 +198,8 @@ def measure(loaded: LoadedMoE, ragged: RaggedModel, manifest: PackManifest, of: 
     source = _SameExpert([[weights] * layer.experts for layer in manifest.layers])
     attach(loaded, source)
     try:
-        decoding = time_both(_steps(ragged, product, _decoding), DECODE_ROWS)
-        prompts = time_both(_steps(ragged, product, _prompt), PROMPT_ROWS)
+        decoding = time_both(_steps(ragged, product, _decoding), DECODE_ROWS, clock=clock)
+        prompts = time_both(_steps(ragged, product, _prompt), PROMPT_ROWS, clock=clock)
     finally:
         attach(loaded, None)
     decode = limit_of(decoding, DECODE_ROWS[-1], product)
@@ -201,12 +215,25 @@ class _SameExpert(ResidentExperts):
         return contextlib.nullcontext([(int(e), experts[e]) for e in np.unique(picks) if e < len(experts)])
 
 
-def _product(native: NativeRows, module: nn.Module, weights: ExpertWeights) -> Callable[[int, bool], None]:
-    """Runs one expert of an experts module."""
+def _expanded(expand: Expander, weights: ExpertWeights, clock: Callable[[], float]) -> tuple[ExpertWeights, float]:
+    """A record's numbers, and the seconds that making them takes. torch's products take so much longer, whatever their
+    rows. It is timed here, since it would leave no time to measure more than a row or two."""
+    best = math.inf
+    for _ in range(2):  # the first run touches pages
+        begin = clock()
+        numbers = expand(weights)
+        best = min(best, clock() - begin)
+    return numbers, best
+
+
+def _product(
+    native: NativeRows, module: nn.Module, weights: ExpertWeights, numbers: ExpertWeights
+) -> Callable[[int, bool], None]:
+    """Runs one expert of an experts module. ``numbers``: the same weights for torch."""
     hidden = weights[-1].shape[0]  # of the second projection, or of its bias
     inputs = torch.randn(PRODUCT_ROWS[-1], hidden, generator=torch.Generator().manual_seed(1)).bfloat16()
     scales, products = torch.ones(len(inputs), 1), hook_of(module).products
-    compute = expert_of(module)
+    compute = functools.partial(expert_by_torch, module)
 
     @functools.cache  # a layer makes one for all of its experts, whichever product computes them
     def sum_of(rows: int) -> NativeSum:
@@ -214,12 +241,12 @@ def _product(native: NativeRows, module: nn.Module, weights: ExpertWeights) -> C
         return NativeSum(inputs[:rows], scales[:rows], grouped, compute, native, products)
 
     def run(rows: int, compiled: bool) -> None:
-        total, expert = sum_of(rows), PickedExpert(0, rows, weights)
+        total = sum_of(rows)
         if not compiled:
-            TorchSum.contribution(total, expert)
+            TorchSum.contribution(total, PickedExpert(0, rows, numbers))
             return
         with native.alone():
-            total.contribution(expert)
+            total.contribution(PickedExpert(0, rows, weights))
 
     return run
 
