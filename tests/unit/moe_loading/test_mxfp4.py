@@ -196,6 +196,25 @@ def test_widths_that_are_no_whole_blocks_are_refused(tmp_path: Path) -> None:
         ensure_pack(resolve(str(folder)), cache_dir=tmp_path)
 
 
+def test_widths_are_refused_by_the_configuration_alone(tmp_path: Path) -> None:
+    """No weights are here to compare it with, and a size that is none must not be told."""
+    folder = save_mxfp4(tmp_path / "model")
+    edit_json(folder / "config.json", lambda config: config.update(intermediate_size=40))
+    (folder / "model.safetensors").unlink()
+    for kept in ("stored", "expanded"):
+        with pytest.raises(
+            CorruptCheckpoint, match="is 64 by 80 by the configuration, and MXFP4 needs multiples of 32"
+        ):
+            summarise(resolve_config(str(folder)), experts_as=kept)
+
+
+def test_codes_that_the_configuration_does_not_know_are_refused(tmp_path: Path) -> None:
+    folder = save_mxfp4(tmp_path / "model")
+    edit_json(folder / "config.json", lambda config: config.update(quantization_config={}))
+    with pytest.raises(CorruptCheckpoint, match=r"the checkpoint lacks model\.layers\.0\.mlp\.experts\."):
+        ensure_pack(resolve(str(folder)), cache_dir=tmp_path)
+
+
 def test_what_experts_are_kept_as(tmp_path: Path) -> None:
     shipped = resolve(str(save_mxfp4(tmp_path / "mxfp4")))
     numbers = resolve(str(save_random("gpt_oss", tmp_path / "numbers", dtype=torch.bfloat16)))

@@ -59,7 +59,7 @@ def is_dequantizing(converter: WeightConverter) -> bool:
 
 def dequantizing_converters(config: Any, dtype: torch.dtype) -> list[WeightConverter]:
     """The converters that transformers' mapping lacks for a quantised checkpoint. None for any other."""
-    if getattr(config, "quantization_config", None) is None:
+    if not getattr(config, "quantization_config", None):
         return []
     return [
         WeightConverter(
