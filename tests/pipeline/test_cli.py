@@ -13,9 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from greenroom.experts.pack.pack_file import PackFile
 from greenroom.moe.loading.checkpoint import resolve
+from greenroom.moe.loading.kept_format import kept_format
 from greenroom.moe.loading.load_model import load
 from greenroom.worker.model import model_runtime
 from greenroom.worker.model.memory_needs import dense_bytes
@@ -83,6 +85,22 @@ def test_quantised_experts_are_said_and_packed_as_they_are_kept(run: Run, tmp_pa
         sizes[kept] = facts["expert_bytes"]
     assert sizes["stored"] < sizes["expanded"]
     assert "allowed: auto, stored, expanded" in run("pack", folder, "--experts-as", "int4", status=1)[1]
+    assert "allowed: auto, native, torch" in run("pack", folder, "--products", "int4", status=1)[1]
+
+
+def test_a_pack_is_made_as_serve_will_take_it(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine with a GPU `serve` computes there by default, where experts are expanded by default."""
+    checkpoint = resolve(str(save_mxfp4(tmp_path / "m")))
+    folder, on_a_cpu = str(checkpoint.folder), kept_format(checkpoint).name
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for options, name in (
+        ([], "plain"),
+        (["--device", "cpu"], on_a_cpu),
+        (["--device", "cpu", "--products", "torch"], "plain"),
+    ):
+        facts = json.loads(run("info", folder, *options, "--json")[0])
+        with contextlib.closing(PackFile.open(Path(run("pack", folder, *options)[0].strip()))) as pack:
+            assert (*pack.manifest.formats, facts["expert_format"]) == (name, name), options
 
 
 def test_info_of_what_is_not_served_says_why(run: Run, tmp_path: Path) -> None:

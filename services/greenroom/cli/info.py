@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import click
 
-from greenroom.cli.model_options import experts_as_option
+from greenroom.cli.model_options import computing_options, experts_as_option
 from greenroom.core.units import format_bytes
 
 
@@ -17,8 +17,18 @@ from greenroom.core.units import format_bytes
 @click.option("--offline", is_flag=True, help="Use only what was downloaded before; no network.")
 @click.option("--dtype", default="auto", show_default=True, help="As for serve.")
 @experts_as_option
+@computing_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def info(model: str | None, revision: str | None, offline: bool, dtype: str, experts_as: str, as_json: bool) -> None:
+def info(
+    model: str | None,
+    revision: str | None,
+    offline: bool,
+    dtype: str,
+    experts_as: str,
+    device: str,
+    products: str,
+    as_json: bool,
+) -> None:
     """Show layers, experts and sizes of MODEL (a folder or a hub id), and what fits into this machine.
 
     Its config.json is enough. Weights that are here are checked against it; none are downloaded.
@@ -29,13 +39,14 @@ def info(model: str | None, revision: str | None, offline: bool, dtype: str, exp
       greenroom info ./checkpoint --json
     """
     from greenroom.demo import bundled_model_path
+    from greenroom.experts.copying.cuda import device_type
     from greenroom.experts.pack.layout import PLAIN
     from greenroom.moe.loading.checkpoint import resolve_config
     from greenroom.worker.model.checkpoint_summary import summarise
     from greenroom.worker.usable_memory import memory
 
     found = resolve_config(model or str(bundled_model_path()), revision=revision, offline=offline)
-    summary = summarise(found, dtype, experts_as)
+    summary = summarise(found, dtype, experts_as, products=products, device=device_type(device))
     if as_json:
         click.echo(json.dumps(asdict(summary), indent=2))
         return

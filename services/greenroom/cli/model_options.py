@@ -39,6 +39,23 @@ experts_as_option = click.option(
     "(as stored where the compiled products take them so).",
 )
 
+device_option = click.option(
+    "--device",
+    default="auto",
+    show_default=True,
+    help="What to compute on: cpu, cuda, or auto (a GPU where there is one).",
+)
+
+products_option = click.option(
+    "--products",
+    default="auto",
+    show_default=True,
+    help="Matrix products: native (compiled, bf16 on a CPU), torch (to the bit as transformers), or auto.",
+)
+
+computing_options = stack(device_option, products_option)
+"""What it will be computed by, for commands that only prepare it: the default of ``--experts-as`` goes by that."""
+
 checkpoint_options = stack(
     click.option("--revision", help="Branch, tag or commit of a model on the hub."),
     click.option("--offline", is_flag=True, help="Use only what was downloaded before; no network."),
@@ -58,12 +75,7 @@ checkpoint_options = stack(
 )
 
 runtime_options = stack(
-    click.option(
-        "--device",
-        default="auto",
-        show_default=True,
-        help="What to compute on: cpu, cuda, or auto (a GPU where there is one).",
-    ),
+    device_option,
     click.option(
         "--expert-memory",
         default="auto",
@@ -108,12 +120,7 @@ runtime_options = stack(
         "[default: residual.safetensors in its folder]",
     ),
     click.option("--attention", default="auto", show_default=True, help="auto, sdpa, or eager."),
-    click.option(
-        "--products",
-        default="auto",
-        show_default=True,
-        help="Matrix products: native (compiled, bf16 on a CPU), torch (to the bit as transformers), or auto.",
-    ),
+    products_option,
     click.option(
         "--compiled-rows",
         default="auto",

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import click
 
-from greenroom.cli.model_options import checkpoint_options
+from greenroom.cli.model_options import checkpoint_options, computing_options
 
 
 @click.command()
 @click.argument("model")
 @checkpoint_options
+@computing_options
 @click.option("--force", is_flag=True, help="Make it anew even if it is there.")
 @click.option("--measure", is_flag=True, help="Measure again how it is read best, even if that is known.")
 @click.option("--verify", is_flag=True, help="Read all of it and check every record.")
@@ -24,14 +25,17 @@ def pack(
     dtype: str,
     experts_as: str,
     cache_dir: Path | None,
+    device: str,
+    products: str,
     force: bool,
     measure: bool,
     verify: bool,
 ) -> None:
     """Write the packed expert file of MODEL (a folder or a hub id) and print its path.
 
-    `serve` and `generate` do this by themselves at first use. How the pack is read best here is measured as well,
-    and kept beside it.
+    `serve` and `generate` do this by themselves at first use. Give it their --dtype, --experts-as, --device and
+    --products, by which quantised experts are packed. How the pack is read best here is measured as well, and kept
+    beside it.
 
     \b
     Examples:
@@ -41,6 +45,7 @@ def pack(
     """
     from tqdm import tqdm
 
+    from greenroom.experts.copying.cuda import device_type
     from greenroom.experts.copying.disk_calibration import load_or_measure
     from greenroom.experts.pack.pack_file import PackFile
     from greenroom.moe.loading.checkpoint import resolve
@@ -48,7 +53,8 @@ def pack(
     from greenroom.moe.loading.packing import ensure_pack
 
     found = resolve(model, revision=revision, offline=offline)
-    path = ensure_pack(found, dtype, cache_dir, force=force, expert_format=kept_format(found, dtype, experts_as))
+    kept = kept_format(found, dtype, experts_as, products=products, device=device_type(device))
+    path = ensure_pack(found, dtype, cache_dir, force=force, expert_format=kept)
     with contextlib.closing(PackFile.open(path)) as opened:
         if verify:
             with tqdm(

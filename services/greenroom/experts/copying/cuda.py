@@ -16,18 +16,25 @@ _cuda: Any = torch.cuda  # parts of it are typed in some releases and not in oth
 DEVICES = ("auto", "cpu", "cuda")
 
 
-def accelerator_of(device: str) -> Accelerator | None:
-    """The accelerator for ``cpu``, ``cuda`` or ``auto`` (a GPU if there is one). None: the CPU computes.
+def device_type(device: str) -> str:
+    """``cpu`` or ``cuda``: what ``cpu``, ``cuda`` or ``auto`` (a GPU if there is one) is here.
 
     Raises InvalidConfig for another name, and for ``cuda`` if torch finds no GPU.
     """
     if device not in DEVICES:
         raise InvalidConfig("device", device, f"allowed: {', '.join(DEVICES)}")
     if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
-        return None
+        return "cpu"
     if not torch.cuda.is_available():
         why = "this torch is built without CUDA" if torch.version.cuda is None else "torch finds no CUDA device"
         raise InvalidConfig("device", device, f"{why}; use cpu or auto")
+    return "cuda"
+
+
+def accelerator_of(device: str) -> Accelerator | None:
+    """The accelerator for a ``device_type``. None: the CPU computes. Raises InvalidConfig as that does."""
+    if device_type(device) == "cpu":
+        return None
     return CudaAccelerator(torch.device("cuda", torch.cuda.current_device()))
 
 

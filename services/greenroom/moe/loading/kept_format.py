@@ -9,7 +9,7 @@ import torch
 from greenroom.core.errors import InvalidConfig
 from greenroom.moe.formats.expert_format import PLAIN_FORMAT, ExpertFormat
 from greenroom.moe.formats.registry import shipped_format
-from greenroom.moe.kernels.expert_products import COMPILED_FORMATS
+from greenroom.moe.kernels.expert_products import COMPILED_FORMATS, PRODUCTS
 from greenroom.moe.kernels.native.library import NativeUnavailable
 from greenroom.moe.kernels.native.rows import native_rows
 from greenroom.moe.loading.checkpoint import Checkpoint
@@ -32,10 +32,12 @@ def kept_format(
     where compiled products take them so; torch's would have to expand an expert each time that it is used. ``products``
     and ``device`` (its type): what it will be computed by.
 
-    Raises InvalidConfig for a name that is not in EXPERTS_AS, and for a dtype that experts can not have.
+    Raises InvalidConfig for a name that is not in EXPERTS_AS or PRODUCTS, and for a dtype that experts can not have.
     """
     if experts_as not in EXPERTS_AS:
         raise InvalidConfig("experts_as", experts_as, f"allowed: {', '.join(EXPERTS_AS)}")
+    if products not in PRODUCTS:
+        raise InvalidConfig("products", products, f"allowed: {', '.join(PRODUCTS)}")
     shipped = shipped_format(checkpoint.config)
     if experts_as == "stored":
         return shipped

@@ -58,14 +58,21 @@ class Summary:
         return f"about {slots} of {self.experts} experts ({slots / self.experts:.0%}) beside one request at full length"
 
 
-def summarise(checkpoint: Checkpoint, dtype: str = "auto", experts_as: str = "auto") -> Summary:
+def summarise(
+    checkpoint: Checkpoint,
+    dtype: str = "auto",
+    experts_as: str = "auto",
+    *,
+    products: str = "auto",
+    device: str = "cpu",
+) -> Summary:
     """All sizes come from the configuration. Tensors, where the checkpoint has any, are compared with it.
-    ``experts_as``: as for ``kept_format``, of a CPU.
+    ``experts_as``, ``products``, ``device``: as for ``kept_format``.
 
     Raises UnsupportedModel, CorruptCheckpoint and InvalidConfig as loading does.
     """
     kept = resolve_dtype(checkpoint, dtype)
-    expert_format = kept_format(checkpoint, dtype, experts_as)
+    expert_format = kept_format(checkpoint, dtype, experts_as, products=products, device=device)
     if checkpoint.tensors:
         ExpertPlan(checkpoint, kept, expert_format)
     model = blueprint(checkpoint.config, kept)
