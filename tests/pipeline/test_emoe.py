@@ -140,12 +140,14 @@ def test_with_a_profile_and_the_papers_fidelity_nothing_is_fetched_on_demand(
         top_k=2,
         load_ms={1: 5.0, 50: 100.0},
         machine="Another CPU, 3 cores",
+        expert_format="mxfp4",
     )
     (cache / "profile.json").write_bytes(dump_model_profile(profile))
     chosen = config(cache, expert_memory="50%", policy="emoe", fidelity="paper", profile=cache / "profile.json")
     with ModelRuntime(chosen) as worker:
         experts, policy = worker.experts, worker.experts.policy
         assert "the costs in the profile were measured on Another CPU, 3 cores" in caplog.text
+        assert "were measured with experts as mxfp4, and here they are kept as plain" in caplog.text
         assert "on_layer_routed" not in policy.hooks
         assert wanted(worker) == set(experts.resident_keys().tolist()), (
             "what is popular over all tasks is there already"

@@ -83,7 +83,8 @@ class MeasuredCosts(msgspec.Struct, frozen=True, kw_only=True):
     ``prompt_step_ms[p]``: the time of a step that reads p rows of prompts; empty in older profiles.
     ``beside_prompts``: the share of a decode step's time by which its rows make a step with prompts longer.
     ``load_ms_by_experts[n]``: eMoE's ΔE: the time to bring n experts to the device together. ``machine``: its processor
-    and how many of its cores were there (``machine_name``); empty in older profiles.
+    and how many of its cores were there (``machine_name``); empty in older profiles. ``expert_format``: of the records
+    that were moved and computed with; older profiles knew numbers alone.
     """
 
     token_ms_by_rows: Annotated[dict[Count, Above], Meta(min_length=1)]
@@ -92,6 +93,7 @@ class MeasuredCosts(msgspec.Struct, frozen=True, kw_only=True):
     beside_prompts: Share | None = None
     load_ms_by_experts: dict[Count, NotBelow] = {}
     machine: str = ""
+    expert_format: str = "plain"
 
     def steps(self) -> StepCosts:
         """The time of any step. An older profile knows decode steps alone: a prompt's row counts as one that decodes,
@@ -116,6 +118,16 @@ class MeasuredCosts(msgspec.Struct, frozen=True, kw_only=True):
         return (
             f"the costs in the profile were measured on {self.machine}, and this is {here}: what steps and loads take "
             "may be wrong here, so measure them with `greenroom profile --stages costs`"
+        )
+
+    def said_of_format(self, here: str) -> str | None:
+        """What to tell a user whose experts are kept in another format (``here``) than when it was measured."""
+        if self.expert_format == here:
+            return None
+        return (
+            f"the costs in the profile were measured with experts as {self.expert_format}, and here they are kept as "
+            f"{here} (--experts-as): what steps and loads take may be wrong here, so measure them with `greenroom "
+            "profile --stages costs`"
         )
 
     def load_ms(self, experts: float) -> float:
@@ -163,6 +175,10 @@ class ModelProfile(msgspec.Struct, frozen=True, kw_only=True):
     def said_of_machine(self, here: str) -> str | None:
         """As its costs say (``MeasuredCosts.said_of_machine``); None also where it has none."""
         return None if self.costs is None else self.costs.said_of_machine(here)
+
+    def said_of_format(self, here: str) -> str | None:
+        """As its costs say (``MeasuredCosts.said_of_format``); None also where it has none."""
+        return None if self.costs is None else self.costs.said_of_format(here)
 
     def expected_tokens(self, task: str) -> float:
         """The mean number of tokens of an answer of the task (eMoE's G at its start, Wo of Eq. 2)."""

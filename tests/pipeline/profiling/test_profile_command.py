@@ -60,7 +60,7 @@ def test_the_bundled_model_has_a_profile_of_its_own_tasks(tmp_path: Path) -> Non
     assert profile.costs is not None
     assert list(profile.costs.token_ms_by_rows) == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32]
     assert list(profile.costs.prompt_step_ms)[:5] == [1, 2, 4, 8, 16]
-    assert profile.costs.machine == machine_name()
+    assert (profile.costs.machine, profile.costs.expert_format) == (machine_name(), "plain")
     assert profile.reuse is not None
     assert sorted(profile.reuse.perplexity) == [0, 20, 40, 60, 80]
     assert profile.reuse.with_all is not None

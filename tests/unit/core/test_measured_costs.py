@@ -53,3 +53,14 @@ def test_costs_of_another_machine_are_said_to_be_such_and_those_of_this_one_are_
 def test_a_step_that_takes_no_time_is_refused_by_its_place() -> None:
     with pytest.raises(InvalidConfig, match="prompt_step_ms"):
         parse_model_profile(file_with({**OLD, "prompt_step_ms": {"8": 0.0}}), "wrong")
+
+
+def test_costs_of_experts_in_another_format_are_said_to_be_such() -> None:
+    older = parse_model_profile(file_with(OLD), "old")
+    assert older.said_of_format("plain") is None, "there were no others"
+    said = older.said_of_format("mxfp4")
+    assert said is not None
+    assert "with experts as plain, and here they are kept as mxfp4 (--experts-as)" in said
+    new = parse_model_profile(file_with({**OLD, "expert_format": "mxfp4"}), "new")
+    assert new.said_of_format("mxfp4") is None
+    assert parse_model_profile(dump_model_profile(new), "again") == new

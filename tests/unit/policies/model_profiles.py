@@ -35,15 +35,24 @@ def task_profile(
 
 
 def model_profile(
-    tasks: Mapping[str, TaskProfile], *, top_k: int = 1, load_ms: Mapping[int, float] | None = None, machine: str = ""
+    tasks: Mapping[str, TaskProfile],
+    *,
+    top_k: int = 1,
+    load_ms: Mapping[int, float] | None = None,
+    machine: str = "",
+    expert_format: str = "plain",
 ) -> ModelProfile:
-    """``load_ms``: with costs, as they were measured on ``machine``."""
+    """``load_ms``: with costs, as they were measured on ``machine`` with experts in ``expert_format``."""
     first = next(iter(tasks.values())).popularity
     costs = (
         None
         if load_ms is None
         else MeasuredCosts(
-            token_ms_by_rows={1: 1.0}, prefill_token_ms=0.1, load_ms_by_experts=dict(load_ms), machine=machine
+            token_ms_by_rows={1: 1.0},
+            prefill_token_ms=0.1,
+            load_ms_by_experts=dict(load_ms),
+            machine=machine,
+            expert_format=expert_format,
         )
     )
     return ModelProfile(

@@ -91,6 +91,7 @@ def measure_costs(
         prompt_step_ms={rows: _ms(statistics.median(times)) for rows, times in sorted(reading.items()) if times},
         load_ms_by_experts={count: _ms(statistics.median(times)) for count, times in loading.items() if times},
         machine=machine_name(),
+        expert_format=", ".join(subject.worker.pack.manifest.formats),
     )
     return structs.replace(alone, beside_prompts=share_beside(alone, both))
 

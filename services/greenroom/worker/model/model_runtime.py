@@ -107,8 +107,12 @@ class ModelRuntime:
         try:
             if self.profile is not None:
                 check_profile(self.profile, catalogue_of(self.pack.manifest), self.checkpoint.name)
-                if (said := self.profile.said_of_machine(machine_name())) is not None:
-                    log.warning("%s", said)
+                for said in (
+                    self.profile.said_of_machine(machine_name()),
+                    self.profile.said_of_format(self._expert_format.name),
+                ):
+                    if said is not None:
+                        log.warning("%s", said)
             self._assemble()
         except BaseException:
             self.pack.close()
