@@ -47,7 +47,12 @@ def test_attention_with_sinks(tmp_path: Path, family: str, monkeypatch: pytest.M
     model.source = pair.source
     by_torch: list[torch.nn.Module] = []
     own = ragged_attention.own_attention
-    monkeypatch.setattr(ragged_attention, "own_attention", lambda module: by_torch.append(module) or own(module))
+
+    def seen(module: torch.nn.Module) -> ragged_attention.AttentionFunction:
+        by_torch.append(module)
+        return own(module)
+
+    monkeypatch.setattr(ragged_attention, "own_attention", seen)
     try:
         assert model.native is not None
         model.native.remove_limits()

@@ -83,9 +83,9 @@ def test_what_the_compiled_products_are_not_for_stays_torchs(native: NativeRows)
 def test_scores_are_alike_in_any_company(
     native: NativeRows, experts: int, spelling: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:
-    """torch's sigmoid of floats differs by an ulp between whole vectors and what a thread's share leaves beside them."""
+    """torch's sigmoid of floats differs by an ulp between whole vectors and what a thread's share leaves."""
     router = nn.Module()
-    router.forward = spelling  # type: ignore[method-assign, assignment]
+    router.forward = spelling
     use_native_linear(router, native)
     logits = 4 * torch.randn(301, experts, generator=torch.Generator().manual_seed(2))
     before = torch.get_num_threads()
@@ -93,7 +93,7 @@ def test_scores_are_alike_in_any_company(
         torch.set_num_threads(3)
         found = router(logits)
         alone = torch.cat([router(row[None]) for row in logits])
-        few = torch.cat([router(some) for some in logits.split(7)])
+        few = torch.cat([router(some) for some in torch.split(logits, 7)])
         across = router(logits.t().contiguous().t())
     finally:
         torch.set_num_threads(before)

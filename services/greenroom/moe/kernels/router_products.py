@@ -74,7 +74,7 @@ def _sigmoid(numbers: torch.Tensor) -> torch.Tensor:
     if numbers.dtype is not torch.float32:  # of bf16 all numbers come out alike, since both are rounded
         return torch.sigmoid(numbers)
     flat = nn.functional.pad(numbers.reshape(-1), (0, -count % _WHOLE_VECTORS))
-    return torch.cat([torch.sigmoid(share) for share in flat.split(_ONE_SHARE)])[:count].view(numbers.shape)
+    return torch.cat([torch.sigmoid(share) for share in torch.split(flat, _ONE_SHARE)])[:count].view(numbers.shape)
 
 
 _SIGMOIDS = {torch.sigmoid, torch.Tensor.sigmoid}

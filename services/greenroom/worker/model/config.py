@@ -117,7 +117,9 @@ class WorkerConfig:
         check_fidelity(self.fidelity, profiled=self.profile is not None)
         if self.batch_invariant and self.fidelity != "exact":
             raise InvalidConfig(
-                "fidelity", self.fidelity, "with batch_invariant exact only: else a row's experts depend on what is resident"
+                "fidelity",
+                self.fidelity,
+                "with batch_invariant exact only: else a row's experts depend on what is resident",
             )
         _at_least_one("max_model_len", self.max_model_len)
         _at_least_one("max_waiting", self.max_waiting)
