@@ -85,5 +85,9 @@ def test_what_can_not_be_is_refused(cache: Path) -> None:
         LLM(cache_dir=cache, batch_invariant=True, attention="eager")
     with pytest.raises(InvalidConfig, match=r"compiled_rows.*batch_invariant"):
         LLM(cache_dir=cache, batch_invariant=True, compiled_rows="8")
+    with pytest.raises(InvalidConfig, match=r"fidelity.*batch_invariant"):
+        LLM(cache_dir=cache, batch_invariant=True, fidelity="paper")
+    with LLM(cache_dir=cache, fidelity="paper") as llm:
+        assert "texts may change with it: fidelity 'paper'" in llm.worker.describe()
     with LLM(cache_dir=cache, dtype="float32") as llm:
         assert "texts may change with it: torch computes its products" in llm.worker.describe()

@@ -153,16 +153,19 @@ def registry() -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def tiny_config(model_type: str) -> Any:
+def tiny_config(model_type: str, **changes: Any) -> Any:
     config_class = CONFIG_MAPPING[model_type]
     known = config_class().to_dict().keys() | inspect.signature(config_class.__init__).parameters.keys()
     small = SMALL | _LATENT if "kv_lora_rank" in known else SMALL
-    return config_class(**{key: value for key, value in small.items() if key in known} | OWN.get(model_type, {}))
+    return config_class(
+        **{key: value for key, value in small.items() if key in known} | OWN.get(model_type, {}) | changes
+    )
 
 
-def save_tiny(model_type: str, folder: Path) -> Path:
-    """A random checkpoint with a tokenizer, as the family's own class saves it."""
-    model = getattr(transformers, registry()[model_type])._from_config(tiny_config(model_type), dtype=torch.float32)
+def save_tiny(model_type: str, folder: Path, **changes: Any) -> Path:
+    """A random checkpoint with a tokenizer, as the family's own class saves it. ``changes`` override its config."""
+    config = tiny_config(model_type, **changes)
+    model = getattr(transformers, registry()[model_type])._from_config(config, dtype=torch.float32)
     randomise(model, seed=0)
     model.generation_config.do_sample = False
     model.save_pretrained(folder)

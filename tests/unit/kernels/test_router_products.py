@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
@@ -73,3 +75,29 @@ def test_what_the_compiled_products_are_not_for_stays_torchs(native: NativeRows)
     router.dtype = torch.bfloat16
     apart = rows.repeat(1, 2)[:, ::2]
     assert torch.equal(router(apart), router(apart.contiguous()))
+
+
+@pytest.mark.parametrize("spelling", [torch.sigmoid, torch.Tensor.sigmoid, nn.functional.sigmoid])
+@pytest.mark.parametrize("experts", [24, 256])
+@torch.inference_mode()
+def test_scores_are_alike_in_any_company(
+    native: NativeRows, experts: int, spelling: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    """torch's sigmoid of floats differs by an ulp between whole vectors and what a thread's share leaves."""
+    router = nn.Module()
+    router.forward = spelling
+    use_native_linear(router, native)
+    logits = 4 * torch.randn(301, experts, generator=torch.Generator().manual_seed(2))
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        found = router(logits)
+        alone = torch.cat([router(row[None]) for row in logits])
+        few = torch.cat([router(some) for some in torch.split(logits, 7)])
+        across = router(logits.t().contiguous().t())
+    finally:
+        torch.set_num_threads(before)
+    assert torch.allclose(found, logits.sigmoid())
+    assert torch.equal(found, alone)
+    assert torch.equal(found, few)
+    assert torch.equal(found, across)

@@ -15,7 +15,13 @@ from greenroom.moe.attention.kv_layout import KVLayout, LayerKV
 from greenroom.moe.forward.ragged_model import RaggedModel
 from greenroom.policies.expertflow.token_histories import TokenHistory
 from greenroom.worker.model.config import WorkerConfig
-from greenroom.worker.model.memory_needs import contribution_rows, foreseeing_bytes, kv_expected_bytes, path_bytes
+from greenroom.worker.model.memory_needs import (
+    attention_bytes,
+    contribution_rows,
+    foreseeing_bytes,
+    kv_expected_bytes,
+    path_bytes,
+)
 from tests.unit.experts.fakes import manifest
 from tests.unit.policies.model_profiles import model_profile, task_profile
 
@@ -80,3 +86,21 @@ def test_what_requests_are_expected_to_hold_is_the_profiles_mean_for_as_many_as_
     assert kv_expected_bytes(ragged, config, 4096, None) == 0
     elsewhere = cast(RaggedModel, SimpleNamespace(layout=layout, device=torch.device("cuda")))
     assert kv_expected_bytes(elsewhere, config, 4096, profile) == 0
+
+
+def test_latent_heads_share_no_keys_when_they_attend() -> None:
+    """What is kept is one head. A thread's scores are those of one head of all, however many threads there are."""
+    layout = KVLayout((LayerKV(1, 512, 1, 64),), torch.bfloat16, torch.device("cpu"))
+    text = SimpleNamespace(
+        num_attention_heads=128, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128
+    )
+    ragged = cast(RaggedModel, SimpleNamespace(layout=layout, attention="sdpa", attention_compiled=True))
+    config, keys, before = WorkerConfig("model"), 1 << 19, torch.get_num_threads()
+    try:
+        charged = []
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            charged.append(attention_bytes(text, ragged, config, keys))
+    finally:
+        torch.set_num_threads(before)
+    assert charged[1] - charged[0] == keys * 4

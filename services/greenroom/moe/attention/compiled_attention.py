@@ -26,7 +26,7 @@ class CompiledAttention:
     """The attention of the ``chunks`` of a step.
 
     A row's result does not depend on other rows, so it is the same in any step and in any chunk. ``sinks``: it is taken
-    for attention with sinks alone, as gpt-oss's own function computes it.
+    for families alone that hand sinks to their attention function, as gpt-oss does, also in layers that have none.
     """
 
     def __init__(self, chunks: Sequence[NewRows], native: NativeRows, *, sinks: bool = False) -> None:
@@ -58,7 +58,8 @@ class CompiledAttention:
             and keys.shape[3] % wide == 0
             and values.shape[3] % wide == 0
             and options.get("softcap") is None
-            and (options.get(_SINKS) is not None) >= self._sinks
+            and (_SINKS in options or not self._sinks)
+            and _are_bf16(options.get(_SINKS))
             and not any(isinstance(value, torch.Tensor) and name not in _TENSORS for name, value in options.items())
         )
 
@@ -120,6 +121,11 @@ class CompiledAttention:
             scale = query.shape[2] ** -0.5
         self._native.attention(query, keys, values, table, output, scale, sinks=sinks, write=write)
         return output
+
+
+def _are_bf16(sinks: torch.Tensor | None) -> bool:
+    """Some families keep them in fp32, which the kernel does not read."""
+    return sinks is None or sinks.dtype is torch.bfloat16
 
 
 _SINKS = "s_aux"

@@ -128,6 +128,8 @@ class RaggedStep(KeysAndValues):
         self.chunks = chunks
         self.device = device
         self.attention = attention
+        self.torch_attended = False
+        """Whether torch has computed the attention of any chunk."""
         self._written: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._compiled = None if native is None else CompiledAttention(chunks, native, sinks=attention == "eager")
 
@@ -230,6 +232,7 @@ class RaggedStep(KeysAndValues):
         ):
             q, k, v = (part[0].transpose(0, 1) for part in (query, keys, values))
             return self._compiled.attend_to(sight.firsts - sight.first, q, k, v, options)[None]
+        self.torch_attended = True
         eager = self.attention == "eager" or options.get("softcap") is not None
         function = own_attention(module) if eager else sdpa_attention_forward
         visible = mask.additive(number, query.dtype) if eager else sight.mask

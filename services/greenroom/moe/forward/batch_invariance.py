@@ -41,7 +41,7 @@ def require(loaded: LoadedMoE, ragged: RaggedModel) -> None:
     """Have the compiled products compute any number of rows from now on.
 
     Raises InvalidConfig where a row's result would still change with others. What holds by construction is tried too,
-    without experts: a family may mix rows in a way that is not known.
+    without experts, so not what routers pick: a family may mix rows in a way that is not known.
     """
     if ragged.native is not None:
         ragged.native.remove_limits()

@@ -39,6 +39,8 @@ class RaggedForward:
         self.native = native
         by_choice = attention != "eager" or (asked is None and not model._supports_sdpa)
         self._attends_by = native if by_choice else None
+        self.attention_compiled = True
+        """Whether the compiled attention has computed all chunks of all layers so far."""
         self.device: torch.device = model.get_input_embeddings().weight.device
         self.vocab_size: int = model.get_input_embeddings().weight.shape[0]
         self.lean: LeanDecoder | None = None
@@ -74,6 +76,7 @@ class RaggedForward:
                 **{self._cache: step},
                 **self._options,
             ).logits
+        self.attention_compiled &= not step.torch_attended
         return logits[0]
 
     def engage(self) -> None:

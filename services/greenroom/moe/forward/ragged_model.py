@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from greenroom.experts.source import ExpertSource, HearsPlans
-from greenroom.moe.attention.kv_layout import KVLayout, head_widths
+from greenroom.moe.attention.kv_layout import KVLayout
 from greenroom.moe.attention.ragged_attention import Chunk
 from greenroom.moe.forward.ragged_forward import RaggedForward
 from greenroom.moe.forward.ragged_probe import position_limit, probe, proven_lean_decoder, refuse_unsupported
@@ -45,23 +45,9 @@ class RaggedModel(RaggedForward):
         self.max_positions = position_limit(model.config)
         self.source: ExpertSource | None = None  # none while the probes run
         self.layout: KVLayout = probe(self)
-        self.attention_compiled = self._attention_compiled()
-        """Whether the compiled attention computes all chunks."""
         if native is not None and self.attention == "sdpa":
             self.lean = proven_lean_decoder(self, self.layout, native)
         self.source = source
-
-    def _attention_compiled(self) -> bool:
-        text = self.model.config.get_text_config()
-        capped = getattr(text, "attn_logit_softcapping", None) is not None
-        native = self._attends_by
-        return (
-            native is not None
-            and not capped
-            and all(
-                width % native.attention_granularity == 0 for pair in head_widths(text, self.layout) for width in pair
-            )
-        )
 
     def forward(self, chunks: Sequence[Chunk], paths: NDArray[np.float32] | None = None) -> torch.Tensor:
         """As RaggedForward; the source hears of it. ``paths[T, N]``: see ``policies.base.events.Step``."""

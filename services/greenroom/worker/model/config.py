@@ -115,6 +115,12 @@ class WorkerConfig:
         if self.batch_invariant and self.compiled_rows != "auto":
             raise InvalidConfig("compiled_rows", self.compiled_rows, "leave it out with batch_invariant: any number")
         check_fidelity(self.fidelity, profiled=self.profile is not None)
+        if self.batch_invariant and self.fidelity != "exact":
+            raise InvalidConfig(
+                "fidelity",
+                self.fidelity,
+                "with batch_invariant exact only: else a row's experts depend on what is resident",
+            )
         _at_least_one("max_model_len", self.max_model_len)
         _at_least_one("max_waiting", self.max_waiting)
         _at_least_one("threads", self.threads)

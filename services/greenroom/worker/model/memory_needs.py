@@ -173,7 +173,7 @@ def attention_bytes(text: Any, ragged: RaggedModel, config: WorkerConfig, keys: 
     if ragged.attention_compiled:
         if latent:
             expanded += (key_dim + value_dim) * itemsize  # in the order of the kernel
-        sharing = heads // min(layer.key_heads for layer in ragged.layout.layers)
+        sharing = 1 if latent else heads // min(layer.key_heads for layer in ragged.layout.layers)
         scores = torch.get_num_threads() * max(keys * sharing, SCORES_TOGETHER) * _FLOAT32
         return int(keys * (masks + heads * expanded) + scores)
     shared = not latent and heads != max(ragged.layout.layers, key=lambda layer: layer.elements).key_heads

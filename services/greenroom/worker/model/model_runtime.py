@@ -137,6 +137,8 @@ class ModelRuntime:
             batch_invariance.require(loaded, ragged)
         self._products = describe_products(loaded.native, loaded.dtype)
         dependence = batch_invariance.why_not(loaded, ragged)
+        if config.fidelity != "exact":
+            dependence = f"fidelity {config.fidelity!r} has rows go to the experts that are resident"
         self._company = "do not change with it" if dependence is None else f"may change with it: {dependence}"
         max_model_len = min(loaded.max_model_len, config.max_model_len or loaded.max_model_len, ragged.max_positions)
 
