@@ -73,6 +73,7 @@ async def test_results_come_once_and_what_is_executed_is_told(scripted: Scripted
     assert bad.error == "bad"
     assert two.outputs is not None
     assert [two.outputs.path[-1], two.outputs.label] == list(path_of(b"\1", "a")[-1])
+    await until(lambda: engine.state().running == 0, "what was told is no longer counted")
     state = engine.state()
     assert (state.running, state.waiting, state.experts) == (0, 0, 6)
     assert state.resident_experts > 0
