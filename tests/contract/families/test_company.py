@@ -10,8 +10,7 @@ import torch
 from greenroom.moe.attention.kv_cache import KVStore
 from greenroom.moe.attention.ragged_attention import Chunk
 from greenroom.moe.forward.ragged_model import RaggedModel
-from greenroom.moe.kernels.native.library import NativeUnavailable
-from greenroom.moe.kernels.native.rows import native_rows
+from tests.compiled import native as native
 from tests.contract.families.pairs import Pairs
 from tests.random_checkpoints import DECODER_ONLY, VOCAB_SIZE, wide_heads
 
@@ -23,12 +22,7 @@ WINDOWS: dict[str, dict[str, object]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def compiled() -> None:
-    try:
-        native_rows()
-    except NativeUnavailable as reason:
-        pytest.skip(str(reason))
+pytestmark = pytest.mark.usefixtures("native")
 
 
 def tokens_of(seed: int, count: int = ROWS) -> list[int]:

@@ -9,8 +9,7 @@ import torch
 from greenroom.moe.attention.kv_cache import KVStore
 from greenroom.moe.attention.ragged_attention import Chunk
 from greenroom.moe.forward.ragged_model import RaggedModel
-from greenroom.moe.kernels.native.library import NativeUnavailable
-from greenroom.moe.kernels.native.rows import native_rows
+from tests.compiled import native as native
 from tests.contract.families.pairs import Pair, Pairs
 from tests.contract.families.sources import random_masks
 from tests.random_checkpoints import DECODER_ONLY, VOCAB_SIZE, wide_heads
@@ -20,12 +19,7 @@ LEAN_BLOCKS = LEAN - {"qwen2_moe"}  # that has a shared expert
 STEPS = 12
 
 
-@pytest.fixture(autouse=True)
-def compiled() -> None:
-    try:
-        native_rows()
-    except NativeUnavailable as reason:
-        pytest.skip(str(reason))
+pytestmark = pytest.mark.usefixtures("native")
 
 
 def ragged(pairs: Pairs, family: str) -> RaggedModel:

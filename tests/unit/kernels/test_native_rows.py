@@ -408,7 +408,7 @@ def test_a_row_attends_alike_in_any_chunk(
 
 
 def test_many_keys_take_smaller_tiles_and_give_the_same() -> None:
-    """More scores than a tile may have: a tile of one row, of a few, and of all sixteen."""
+    """More scores than a tile may have: a tile of one row, of a few, and of all that there are."""
     for before in (3, 9_000, 70_000):
         memory = Memory(1, 1, before + 16, (32, 32), before, 0)
         query, keys, values = random(4, 16, 2, 32), random(5, 16, 1, 32), random(6, 16, 1, 32)

@@ -29,14 +29,7 @@ from greenroom.moe.kernels.expert_products import (
 from greenroom.moe.kernels.native import library
 from greenroom.moe.kernels.native.library import NativeUnavailable
 from greenroom.moe.kernels.native.rows import NativeRows, RowLimits, native_rows
-
-
-@pytest.fixture
-def native() -> NativeRows:
-    try:
-        return native_rows()
-    except NativeUnavailable as reason:
-        pytest.skip(str(reason))
+from tests.compiled import native as native
 
 
 @pytest.fixture

@@ -8,16 +8,8 @@ import torch
 
 from benchmarks.micro.format_products import FORMATS, measured, row_of, table
 from greenroom.experts.pack.layout import PLAIN
-from greenroom.moe.kernels.native.library import NativeUnavailable
-from greenroom.moe.kernels.native.rows import NativeRows, native_rows
-
-
-@pytest.fixture
-def native() -> NativeRows:
-    try:
-        return native_rows()
-    except NativeUnavailable as reason:
-        pytest.skip(str(reason))
+from greenroom.moe.kernels.native.rows import NativeRows
+from tests.compiled import native as native
 
 
 @pytest.mark.parametrize("name", FORMATS)
