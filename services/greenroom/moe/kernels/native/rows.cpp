@@ -479,6 +479,26 @@ std::vector<size_t> tiles_of(const AttentionRow *rows, size_t count, size_t grou
   return firsts;
 }
 
+// Experts with a clamped gate. `weights` has the addresses of `tensors` of each: of both projections the numbers, behind
+// them scales where there are six, and the bias.
+void run_clamped(const Routed &routed, const int64_t *weights, size_t tensors, decltype(Kernels::clamped_hidden) hidden_part,
+                 decltype(Kernels::clamped_output) output_part, float alpha, float limit, unsigned threads) {
+  const size_t lanes = kernels.lanes, half = tensors / 2;
+  run_experts(routed, threads, hidden_part, lanes, output_part, routed.hidden / 2, lanes, [&](Expert &expert, size_t e) {
+    const int64_t *up = weights + tensors * e, *down = up + half;
+    expert.up = (const uint32_t *)up[0];
+    expert.down = (const uint32_t *)down[0];
+    if (half == 3) {
+      expert.up_scales = (const uint8_t *)up[1];
+      expert.down_scales = (const uint8_t *)down[1];
+    }
+    expert.up_bias = (const uint16_t *)up[half - 1];
+    expert.down_bias = (const uint16_t *)down[half - 1];
+    expert.alpha = alpha;
+    expert.limit = limit;
+  });
+}
+
 }  // namespace
 
 extern "C" {
@@ -550,15 +570,7 @@ void greenroom_clamped_experts(const int64_t *weights, const int64_t *starts, in
                                const void *x, const int64_t *tokens, const float *scales, void *out, int add, float alpha,
                                float limit, unsigned threads) {
   Routed routed{starts, tokens, (size_t)count, (size_t)hidden, (size_t)inner, scales, (const uint16_t *)x, (uint16_t *)out, add != 0};
-  const size_t lanes = kernels.lanes;
-  run_experts(routed, threads, kernels.clamped_hidden, lanes, kernels.clamped_output, hidden / 2, lanes, [&](Expert &expert, size_t e) {
-    expert.up = (const uint32_t *)weights[4 * e];
-    expert.up_bias = (const uint16_t *)weights[4 * e + 1];
-    expert.down = (const uint32_t *)weights[4 * e + 2];
-    expert.down_bias = (const uint16_t *)weights[4 * e + 3];
-    expert.alpha = alpha;
-    expert.limit = limit;
-  });
+  run_clamped(routed, weights, 4, kernels.clamped_hidden, kernels.clamped_output, alpha, limit, threads);
 }
 
 // As greenroom_clamped_experts, of experts in MXFP4: `hidden` and `inner` are multiples of 32.
@@ -569,17 +581,7 @@ void greenroom_mxfp4_experts(const int64_t *weights, const int64_t *starts, int6
                              const void *x, const int64_t *tokens, const float *scales, void *out, int add, float alpha,
                              float limit, unsigned threads) {
   Routed routed{starts, tokens, (size_t)count, (size_t)hidden, (size_t)inner, scales, (const uint16_t *)x, (uint16_t *)out, add != 0};
-  const size_t lanes = kernels.lanes;
-  run_experts(routed, threads, kernels.mxfp4_hidden, lanes, kernels.mxfp4_output, hidden / 2, lanes, [&](Expert &expert, size_t e) {
-    expert.up = (const uint32_t *)weights[6 * e];
-    expert.up_scales = (const uint8_t *)weights[6 * e + 1];
-    expert.up_bias = (const uint16_t *)weights[6 * e + 2];
-    expert.down = (const uint32_t *)weights[6 * e + 3];
-    expert.down_scales = (const uint8_t *)weights[6 * e + 4];
-    expert.down_bias = (const uint16_t *)weights[6 * e + 5];
-    expert.alpha = alpha;
-    expert.limit = limit;
-  });
+  run_clamped(routed, weights, 6, kernels.mxfp4_hidden, kernels.mxfp4_output, alpha, limit, threads);
 }
 
 // An MoE layer all of whose experts are resident. `weights` are as above. Each row of x[rows, hidden] has `k` picks, and
