@@ -27,7 +27,7 @@ PROGRESS = || echo 'pip failed'; } | awk -v tty=$$(test -t 2 && echo 1) '\
   /^pip failed$$/ { failed = 1 } \
   END { if (tty) printf "\r\033[K"; exit failed }'
 
-.PHONY: help run task-weights test test-full test-clients test-compose image pins lint format proto kafka bench-budgets bench-engine bench-peers bench-pipeline bench-emoe bench-moe-infinity bench-duoserve bench-expertflow bench-coserve clean
+.PHONY: help run task-weights test test-full test-clients test-compose image pins lint format proto kafka bench-budgets bench-engine bench-formats bench-peers bench-pipeline bench-emoe bench-moe-infinity bench-duoserve bench-expertflow bench-coserve clean
 .DEFAULT_GOAL := help
 
 help: ## This list
@@ -90,6 +90,9 @@ WEIGHTS_ABOUT := prompts of P3/T0 and of user-oriented tasks as collected in yiz
 task-weights: $(STAMP) ## Learn the shipped weights of task types anew (minutes; GREENROOM_DATA: the folder with prompts/task-types.jsonl)
 	$(BIN)/python -m benchmarks.tasktype --write-labelled build/labelled.jsonl
 	$(BIN)/greenroom task-weights learn build/labelled.jsonl --output services/greenroom/tasktype/linear/default_weights.json --about '$(WEIGHTS_ABOUT)' --licence 'Apache-2.0'
+
+bench-formats: $(STAMP) ## Experts as they are stored beside the same in bf16 (within an hour; QUICK=1: three minutes)
+	$(BIN)/python -m benchmarks.formats $(if $(QUICK),--quick)
 
 bench-pipeline: $(STAMP) ## What Kafka, gRPC and the services add to the engine (about a quarter of an hour; Java and Maven)
 	$(BIN)/python -m benchmarks.pipeline

@@ -35,8 +35,8 @@ class Arm(Protocol):
 class EngineArm:
     """The engine in a child process, ended by ``close``."""
 
-    def __init__(self, max_running: int, checkout: Checkout) -> None:
-        settings = {"model": str(bundled_model_path()), "max_running": max_running}
+    def __init__(self, model: Path, max_running: int, checkout: Checkout) -> None:
+        settings = {"model": str(model), "max_running": max_running}
         spec = ChildSpec.of("benchmarks.pipeline.child_engine:ChildEngine", settings, environment=checkout.environment)
         # Its memory and threads are as those of the pipeline's worker.
         self._child = Child(spec, open_timeout_s=OPEN_TIMEOUT_S, environment={"OMP_NUM_THREADS": "1"})
@@ -65,7 +65,7 @@ class Effort:
     """``rounds`` of each comparison, of ``seconds`` for each arm; ``tokens`` generated for each request.
 
     ``max_running``: requests that generate at once, in both arms. ``thread_only``: core 0 is for the engine's thread
-    alone, not for its process.
+    alone, not for its process. ``model``: a checkpoint with the bundled one's tokenizer.
     """
 
     rounds: int
@@ -74,6 +74,7 @@ class Effort:
     max_running: int
     overload_seconds: float
     thread_only: bool
+    model: Path = field(default_factory=bundled_model_path)
 
 
 @dataclass(frozen=True)
@@ -151,14 +152,17 @@ def opened(
 
 def _side(stack: ExitStack, broker: JarBroker, folder: Path, prefix: str, effort: Effort, checkout: Checkout) -> Side:
     options = {
-        "worker": ["--max-running", str(effort.max_running), "--cold-start"],
+        "worker": [
+            *("--model", str(effort.model), "--served-model-name", MODEL),
+            *("--max-running", str(effort.max_running), "--cold-start"),
+        ],
         "scheduler": ["--max-waiting", "64", "--max-queue-wait", "10"],
     }
     folder.mkdir(exist_ok=True)
     cluster = Cluster(
         folder, broker.address, prefix=prefix, cache=cache_folder(), options=options, environment=checkout.environment
     )
-    engine = stack.enter_context(closing(EngineArm(effort.max_running, checkout)))
+    engine = stack.enter_context(closing(EngineArm(effort.model, effort.max_running, checkout)))
     stack.enter_context(running(cluster))
     return Side(checkout, engine, PipelineArm(cluster.urls[0]), cluster)
 

@@ -8,6 +8,8 @@ rate, and the gateway's ceiling with a worker that has no model. Ends with one J
 ``--beside FOLDER`` takes turns with another checkout, such as main's: its engine and its pipeline, on the same broker
 and in the same rounds, with this checkout's benchmark as the client. Each pipeline is compared with its own engine.
 
+``--experts-mib 0.5`` gives the same model experts of that size, padded with zeros: longer steps, and the same texts.
+
 ``--pin thread`` leaves core 0 to the engine's thread alone. The worker's event loop then shares core 1 with the other
 processes. If one of them takes the core while the loop holds the interpreter's lock, the engine waits on an idle core:
 that measures two cores, not the pipeline.
@@ -23,6 +25,7 @@ from typing import Any
 import click
 
 from benchmarks.harness.children.processes import exit_on_sigterm
+from benchmarks.harness.inputs.checkpoints import widened
 from benchmarks.harness.machine import cache_folder, describe_machine
 from benchmarks.harness.reporting.results import write_result
 from benchmarks.pipeline import added_latency, gateway_ceiling, overload, saturation
@@ -31,6 +34,7 @@ from benchmarks.pipeline.arms import Effort, opened
 from benchmarks.pipeline.checkouts import Checkout
 from benchmarks.pipeline.figures import spreads
 from benchmarks.pipeline.report import print_report
+from greenroom.demo import bundled_model_path
 from tests.kafka.broker import JarBroker
 
 
@@ -54,6 +58,9 @@ from tests.kafka.broker import JarBroker
     help="Another checkout, with compiled products, to take turns with.",
 )
 @click.option(
+    "--experts-mib", type=float, help="Of each expert: longer steps.  [default: as the bundled model has them]"
+)
+@click.option(
     "--skip", type=click.Choice(["overload", "ceiling"]), multiple=True, help="A part to leave out; may be repeated."
 )
 @click.option("--quick", is_flag=True, help="All of it in about two minutes; its figures say little.")
@@ -66,6 +73,7 @@ def main(
     overload_seconds: float,
     pinned: str,
     beside: Path | None,
+    experts_mib: float | None,
     skip: Sequence[str],
     quick: bool,
     out: Path,
@@ -81,6 +89,7 @@ def main(
         max_running=max_running,
         overload_seconds=overload_seconds,
         thread_only=pinned == "thread",
+        model=bundled_model_path() if experts_mib is None else widened(experts_mib),
     )
     other = None if beside is None else Checkout.beside(beside)
     with tempfile.TemporaryDirectory(prefix="greenroom-bench-") as temporary:
@@ -130,6 +139,7 @@ def _measure(
             "tokens": effort.tokens,
             "max_running": effort.max_running,
             "pin": "thread" if effort.thread_only else "process",
+            "model": effort.model.name,
         },
         "rows": arms.rows,
     }

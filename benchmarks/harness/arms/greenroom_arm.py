@@ -28,11 +28,12 @@ READ_BYTES, READ_PASSES = 512 * MIB, 8
 
 
 class GreenroomArm:
-    """``share``: of the experts that the device tier holds, such as ``33%``. ``max_running``: most requests at once.
+    """``share``: of the experts that the device tier holds, such as ``33%``, or bytes. ``max_running``: most requests
+    at once.
 
     ``oracle``: a stream that runs once under LRU, so that the engine then opens under Belady's policy, which knows
     ``oracle_turns`` runs of it to come. ``artifacts``: files that the policy predicts by, by kind. ``device``,
-    ``host``: as the worker's ``device`` and ``host_memory``.
+    ``host``: as the worker's ``device`` and ``host_memory``. ``experts_as``: as the worker's.
     """
 
     def __init__(
@@ -47,12 +48,13 @@ class GreenroomArm:
         artifacts: dict[str, str] | None = None,
         device: str = "cpu",
         host: str = "auto",
+        experts_as: str = "auto",
     ) -> None:
         self._max_running = max_running
         self._settings: dict[str, Any] = {
             "max_running": max_running,
             "model": model, "expert_memory": share, "kv_memory": KV_MEMORY, "warm_start": False, "progress": False,
-            "device": device, "host_memory": host,
+            "device": device, "host_memory": host, "experts_as": experts_as,
         }  # fmt: skip
         options = dict(policy_options or {})
         if oracle is not None:

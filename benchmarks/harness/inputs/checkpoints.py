@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,24 +101,39 @@ def widened(expert_mib: float = EXPERT_MIB) -> Path:
 
 
 def random_mixtral(model: RandomMixtral | None = None, *, progress: bool = True) -> Path:
-    """The random checkpoint, in the layout that Mixtral's own have, with the bundled model's tokenizer.
-
-    The folder appears whole or not at all.
-    """
+    """The random checkpoint, in the layout that Mixtral's own have, with the bundled model's tokenizer."""
     model = model or RandomMixtral()
-    name = xxhash.xxh3_64_hexdigest(f"1 {model}".encode())
-    folder = default_cache_dir() / "random-mixtral" / name
+    return kept("random-mixtral", f"1 {model}", lambda folder: _write(model, folder, progress))
+
+
+def kept(kind: str, description: str, write: Callable[[Path], object]) -> Path:
+    """A checkpoint's folder, written once for each description. It appears whole or not at all."""
+    name = xxhash.xxh3_64_hexdigest(description.encode())
+    folder = default_cache_dir() / kind / name
     if folder.exists():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=f".{name}.", suffix=".partial", dir=folder.parent))
     try:
-        _write(model, draft, progress)
+        write(draft)
         draft.chmod(0o755)
         draft.replace(folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return folder
+
+
+def copy_tokenizer(folder: Path) -> None:
+    """The bundled model's."""
+    for name in _TOKENIZER:
+        shutil.copyfile(bundled_model_path() / name, folder / name)
+
+
+def write_index(folder: Path, shards: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+    """Which of these files has which tensors. Of the tensors only names and sizes count."""
+    weight_map = {name: file for file, tensors in shards.items() for name in tensors}
+    total = sum(tensor.nbytes for tensors in shards.values() for tensor in tensors.values())
+    write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": weight_map})
 
 
 def checkpoint_bytes(folder: Path) -> int:
@@ -126,24 +142,21 @@ def checkpoint_bytes(folder: Path) -> int:
 
 
 def _write(model: RandomMixtral, folder: Path, progress: bool) -> None:
-    weight_map: dict[str, str] = {}
-    total = 0
     shards = ["dense", *range(model.layers)]
+    written: dict[str, dict[str, torch.Tensor]] = {}
     bar = tqdm(shards, desc="random checkpoint", unit="shard", disable=not progress)
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # drawing is all that takes time, and one thread's work a tensor
         for number, shard in enumerate(bar, start=1):
             shapes = _dense_shapes(model) if shard == "dense" else _layer_shapes(model, int(shard))
-            drawn = pool.map(_drawn, shapes.keys(), shapes.values(), itertools.repeat(model.seed))
-            tensors = dict(zip(shapes, drawn, strict=True))
+            values = pool.map(drawn, shapes.keys(), shapes.values(), itertools.repeat(model.seed))
+            tensors = dict(zip(shapes, values, strict=True))
             file = f"model-{number:05}-of-{len(shards):05}.safetensors"
             save_file(tensors, folder / file, metadata={"format": "pt"})
-            weight_map |= dict.fromkeys(tensors, file)
-            total += sum(tensor.nbytes for tensor in tensors.values())
-    _json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": weight_map})
-    _json(folder / "config.json", model.config())
-    _json(folder / "generation_config.json", {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0})
-    for name in _TOKENIZER:
-        shutil.copyfile(bundled_model_path() / name, folder / name)
+            written[file] = {name: tensor.to("meta") for name, tensor in tensors.items()}
+    write_index(folder, written)
+    write_json(folder / "config.json", model.config())
+    write_json(folder / "generation_config.json", {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0})
+    copy_tokenizer(folder)
     os.sync()  # a benchmark that follows is not to wait for it
 
 
@@ -172,7 +185,7 @@ def _layer_shapes(model: RandomMixtral, layer: int) -> dict[str, tuple[int, ...]
     return shapes
 
 
-def _drawn(name: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:
+def drawn(name: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:
     """A tensor's values depend on its name and the seed alone. Norms are ones, all else is normal."""
     if len(shape) == 1:
         return torch.ones(shape, dtype=torch.bfloat16)
@@ -180,5 +193,5 @@ def _drawn(name: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:
     return torch.randn(shape, generator=generator).mul_(_SPREAD / shape[-1] ** 0.5).to(torch.bfloat16)
 
 
-def _json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,1 @@
+"""Experts as they are stored, beside the same experts in bf16: `make bench-formats`."""

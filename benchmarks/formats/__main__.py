@@ -1,0 +1,3 @@
+from benchmarks.formats.cli import main
+
+main()
