@@ -43,8 +43,14 @@ _DTYPES = {
 }
 
 
-def torch_dtype(tensor: StoredTensor) -> torch.dtype:
-    """Raises UnsupportedModel for the formats of quantised weights."""
+_CODES = {"F8_E4M3": torch.uint8}
+"""What is read as codes alone, by those who know what they mean."""
+
+
+def torch_dtype(tensor: StoredTensor, *, codes: bool = False) -> torch.dtype:
+    """``codes``: take quantised weights too. Raises UnsupportedModel for those that are not known."""
+    if codes and tensor.dtype in _CODES:
+        return _CODES[tensor.dtype]
     if tensor.dtype not in _DTYPES:
         raise UnsupportedModel(f"{tensor.name} is stored as {tensor.dtype}; known: {', '.join(_DTYPES)}")
     return _DTYPES[tensor.dtype]
@@ -174,7 +180,8 @@ def _fill_pages(fd: int, buffer: memoryview, offset: int, enough: int) -> None:
             raise EOFError
 
 
-def typed(data: torch.Tensor, tensor: StoredTensor, part: int | None = None) -> torch.Tensor:
-    """``data`` of ``ShardReader.read`` in its dtype and shape. A slice keeps a first dimension of 1."""
+def typed(data: torch.Tensor, tensor: StoredTensor, part: int | None = None, *, codes: bool = False) -> torch.Tensor:
+    """``data`` of ``ShardReader.read`` in its dtype and shape. A slice keeps a first dimension of 1. ``codes``: see
+    ``torch_dtype``."""
     shape = tensor.shape if part is None else (1, *tensor.shape[1:])
-    return data.view(torch_dtype(tensor)).view(shape)
+    return data.view(torch_dtype(tensor, codes=codes)).view(shape)
