@@ -1,4 +1,4 @@
-"""Tensors of safetensors files.
+"""Tensors of safetensors and GGUF files.
 
 They are read, not mapped, because touched pages of a mapped file count towards the process's memory.
 """
@@ -16,6 +16,7 @@ from typing import Final, Self
 import numpy as np
 import torch
 
+from greenroom.checkpoints.gguf_blocks import NotFinite, numbers_of
 from greenroom.checkpoints.page_cache import is_cached
 from greenroom.checkpoints.safetensors_headers import StoredTensor, unreadable
 from greenroom.core.errors import CorruptCheckpoint, UnsupportedModel
@@ -44,7 +45,9 @@ _DTYPES = {
 
 
 def torch_dtype(tensor: StoredTensor) -> torch.dtype:
-    """Raises UnsupportedModel for the formats of quantised weights."""
+    """Of the tensor as ``typed`` gives it. Raises UnsupportedModel for the formats of quantised weights."""
+    if tensor.block is not None:
+        return torch.float32
     if tensor.dtype not in _DTYPES:
         raise UnsupportedModel(f"{tensor.name} is stored as {tensor.dtype}; known: {', '.join(_DTYPES)}")
     return _DTYPES[tensor.dtype]
@@ -174,7 +177,20 @@ def _fill_pages(fd: int, buffer: memoryview, offset: int, enough: int) -> None:
             raise EOFError
 
 
-def typed(data: torch.Tensor, tensor: StoredTensor, part: int | None = None) -> torch.Tensor:
-    """``data`` of ``ShardReader.read`` in its dtype and shape. A slice keeps a first dimension of 1."""
+def typed(
+    data: torch.Tensor, tensor: StoredTensor, part: int | None = None, *, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """``data`` of ``ShardReader.read`` in its dtype and shape. A slice keeps a first dimension of 1.
+
+    ``dtype``: what floating numbers are rounded to, in place of their own. Raises CorruptCheckpoint for codes that mean no
+    numbers.
+    """
     shape = tensor.shape if part is None else (1, *tensor.shape[1:])
-    return data.view(torch_dtype(tensor)).view(shape)
+    if tensor.block is not None:
+        try:
+            return numbers_of(data, tensor.block, dtype or torch.float32).view(shape)
+        except NotFinite as error:
+            where = tensor.name if part is None else f"expert {part} of {tensor.name}"
+            raise CorruptCheckpoint(f"{where} in {tensor.shard} {error}") from error
+    found = data.view(torch_dtype(tensor)).view(shape)
+    return found if dtype is None or not found.is_floating_point() else found.to(dtype)

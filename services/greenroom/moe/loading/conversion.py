@@ -111,7 +111,8 @@ class _Rename(ConversionOps):  # type: ignore[misc]
 
 
 class ExpertPlan:
-    """How every expert of a checkpoint is made from its tensors. ``dense``: the tensors of everything else.
+    """How every expert of a checkpoint is made from its tensors. ``dense``: the tensors of everything else, by the names
+    that transformers loads them by.
 
     Reads no weights. Raises UnsupportedModel for a mapping that can not be applied expert by expert, and
     CorruptCheckpoint if tensors are missing or do not have the shapes that the configuration says.
@@ -125,7 +126,7 @@ class ExpertPlan:
         self._shipped = shipped_format(checkpoint.config)
         self._model = blueprint(checkpoint.config, dtype)
         self.layers = describe_layers(self._model, checkpoint.config, dtype)
-        self.dense: list[StoredTensor] = []
+        self.dense: dict[str, StoredTensor] = {}
         self.recipes = self._recipes()
         checked = set()
         for layer, recipes in zip(self.layers, self.recipes, strict=True):
@@ -165,7 +166,7 @@ class ExpertPlan:
         Then packing need not make them. Tried with the bytes of one expert, drawn at random.
         """
         stored = [feed.of(0) for feed in recipe.feeds]
-        if any(torch_dtype(tensor) != recipe.dtype for tensor, _ in stored):
+        if any(tensor.block is not None or torch_dtype(tensor) != recipe.dtype for tensor, _ in stored):
             return False
         if recipe.converter is None:
             return True
@@ -200,6 +201,7 @@ class ExpertPlan:
     def _recipes(self) -> list[list[Recipe]]:
         mapping = get_model_conversion_mapping(self._model)
         mapping += dequantizing_converters(self.checkpoint.config, self.dtype)
+        mapping += [] if self.checkpoint.gguf is None else self.checkpoint.gguf.converters()
         renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
         converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
         by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
@@ -232,7 +234,7 @@ class ExpertPlan:
                 layer, tensor = owners[renamed]
                 collected[layer][tensor][pattern or ""].append(stored)
             elif renamed in state:
-                self.dense.append(stored)
+                self.dense[key] = stored
             else:
                 unplaced.append(key)
         ignored = getattr(self._model, "_keys_to_ignore_on_load_unexpected", None) or ()

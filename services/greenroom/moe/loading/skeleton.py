@@ -57,7 +57,7 @@ def load_skeleton(plan: ExpertPlan, attn_implementation: str | None = None) -> A
         raise CorruptCheckpoint(
             f"{checkpoint.name} lacks {len(wrong)} dense tensors, or has them in another shape: {', '.join(wrong[:5])}"
         )
-    if (checkpoint.folder / "generation_config.json").exists():
+    if checkpoint.gguf is None and (checkpoint.folder / "generation_config.json").exists():
         try:
             model.generation_config = GenerationConfig.from_pretrained(checkpoint.folder, local_files_only=True)
         except Exception as error:  # the JSON is untrusted, so transformers may raise anything
@@ -75,8 +75,15 @@ def _unquantized(config: Any) -> Any:
 
 
 def _dense_weights(plan: ExpertPlan) -> dict[str, torch.Tensor]:
+    gguf = plan.checkpoint.gguf
     with ShardReader() as reader:
-        return {stored.name: typed(reader.read(stored), stored) for stored in plan.dense}
+        if gguf is None:
+            return {name: typed(reader.read(stored), stored) for name, stored in plan.dense.items()}
+        # Codes become numbers of the model's dtype piece by piece: in float32 they would take eight times as much.
+        return {
+            name: gguf.restored(name, typed(reader.read(stored), stored, dtype=plan.dtype))
+            for name, stored in plan.dense.items()
+        }
 
 
 def _strip(model: Any, layer: MoeLayer) -> None:
