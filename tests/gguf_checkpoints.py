@@ -129,7 +129,7 @@ def save_gguf(
     if tensors is not None:
         tensors(writing.stored)
     said = _metadata(config, gguf.MODEL_ARCH_NAMES[ARCHITECTURES[family]])
-    said |= {} if pre is None else _tokenizer(checkpoint, pre)
+    said |= {} if pre is None else tokenizer_keys(checkpoint, pre)
     said |= metadata or {}
     _to_file(path, gguf.MODEL_ARCH_NAMES[ARCHITECTURES[family]], said, writing.stored, shard_tensors)
     return path if not shard_tensors else sorted(path.parent.glob(f"{path.stem}-00001-of-*.gguf"))[0]
@@ -226,7 +226,7 @@ def _metadata(config: Mapping[str, Any], at: str) -> dict[str, Any]:
     return said
 
 
-def _tokenizer(folder: Path, pre: str) -> dict[str, Any]:
+def tokenizer_keys(folder: Path, pre: str) -> dict[str, Any]:
     """Of a folder with a byte-level ``tokenizer.json``."""
     whole = json.loads((folder / "tokenizer.json").read_text())
     own = json.loads((folder / "tokenizer_config.json").read_text())
@@ -268,6 +268,23 @@ def _to_file(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def as_float32(path: Path, target: Path) -> Path:
+    """The file's numbers, by the package's own dequantisers, as another file with the same metadata."""
+    reader = gguf.GGUFReader(path)
+    writer = gguf.GGUFWriter(target, reader.fields["general.architecture"].contents())
+    for key, value in reader.fields.items():
+        if not key.startswith(("GGUF.", "general.architecture")):
+            add_value(writer, key, value.contents())
+    for tensor in reader.tensors:
+        shape = [int(size) for size in reversed(tensor.shape)]
+        writer.add_tensor(tensor.name, np.ascontiguousarray(gguf.dequantize(tensor.data, tensor.tensor_type)).reshape(shape))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return target
 
 
 def add_value(writer: Any, key: str, value: Any) -> None:

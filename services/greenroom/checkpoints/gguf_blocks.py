@@ -7,7 +7,7 @@ precision scales lie at even bytes of even blocks, so they are seen where they l
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 
@@ -82,8 +82,14 @@ def _q5_1(blocks: torch.Tensor) -> torch.Tensor:
     return _half(blocks, 0) * codes.float() + _half(blocks, 2)
 
 
+def q8_0_codes(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """``int8[blocks, 32]``, and their scale ``float16[blocks, 1]``."""
+    return blocks[:, 2:].view(torch.int8), blocks[:, :2].view(torch.float16)
+
+
 def _q8_0(blocks: torch.Tensor) -> torch.Tensor:
-    return blocks[:, 2:].view(torch.int8).float() * _half(blocks, 0)
+    codes, scales = q8_0_codes(blocks)
+    return codes.float() * scales.float()
 
 
 def _q2_k(blocks: torch.Tensor) -> torch.Tensor:
@@ -103,33 +109,66 @@ def _q3_k(blocks: torch.Tensor) -> torch.Tensor:
     return factors[:, :, None] * (codes - 4 * lacking)
 
 
-def _scales_and_minima(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of the eight parts of a block of Q4_K or Q5_K: ``[blocks, 8, 1]`` each, six bits times a factor."""
+def _six_bits(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales and minimums of the eight parts of a block of Q4_K or Q5_K: ``uint8[blocks, 8]`` each."""
     first, second, third = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
     scales = torch.cat([first & 63, third & 15 | first >> 6 << 4], dim=1)
-    minima = torch.cat([second & 63, third >> 4 | second >> 6 << 4], dim=1)
-    return (_half(blocks, 0) * scales.float())[:, :, None], (_half(blocks, 2) * minima.float())[:, :, None]
+    return scales, torch.cat([second & 63, third >> 4 | second >> 6 << 4], dim=1)
+
+
+def _of_parts(blocks: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+    """``codes[blocks, 8, 32]`` of Q4_K or Q5_K."""
+    scales, minimums = _six_bits(blocks)
+    factors = (_half(blocks, 0) * scales.float())[:, :, None]
+    return factors * codes.float() - (_half(blocks, 2) * minimums.float())[:, :, None]
+
+
+class Q4KCodes(NamedTuple):
+    """``codes``: ``uint8[blocks, 256]``. A number is a code times its scale and the block's ``factors``, less its minimum
+    times ``less``: both ``float16[blocks, 1]``. ``scales`` and ``minimums``: of 32 codes, ``uint8[blocks, 8]``."""
+
+    codes: torch.Tensor
+    factors: torch.Tensor
+    scales: torch.Tensor
+    less: torch.Tensor
+    minimums: torch.Tensor
+
+
+def q4_k_codes(blocks: torch.Tensor) -> Q4KCodes:
+    codes = _fields(blocks[:, 16:], 32, 4).view(-1, 256)
+    scales, minimums = _six_bits(blocks)
+    return Q4KCodes(codes, blocks[:, :2].view(torch.float16), scales, blocks[:, 2:4].view(torch.float16), minimums)
 
 
 def _q4_k(blocks: torch.Tensor) -> torch.Tensor:
-    scales, minima = _scales_and_minima(blocks)
-    codes = _fields(blocks[:, 16:], 32, 4).view(-1, 8, 32)
-    return scales * codes.float() - minima
+    return _of_parts(blocks, _fields(blocks[:, 16:], 32, 4).view(-1, 8, 32))
 
 
 def _q5_k(blocks: torch.Tensor) -> torch.Tensor:
-    scales, minima = _scales_and_minima(blocks)
     low = _fields(blocks[:, 48:], 32, 4).view(-1, 8, 32)
     high = _fields(blocks[:, 16:48], 32, 1).view(-1, 8, 32)
-    return scales * (low | high << 4).float() - minima
+    return _of_parts(blocks, low | high << 4)
+
+
+class Q6KCodes(NamedTuple):
+    """``codes``: ``uint8[blocks, 256]``, of which 32 is taken. ``factors``: ``float16[blocks, 1]``. ``scales``: of 16
+    codes, ``int8[blocks, 16]``."""
+
+    codes: torch.Tensor
+    factors: torch.Tensor
+    scales: torch.Tensor
+
+
+def q6_k_codes(blocks: torch.Tensor) -> Q6KCodes:
+    low = _fields(blocks[:, :128], 64, 4).reshape(-1, 8, 32)
+    high = _fields(blocks[:, 128:192], 32, 2).view(-1, 8, 32)
+    scales = blocks[:, 192:208].view(torch.int8)
+    return Q6KCodes((low | high << 4).view(-1, 256), blocks[:, 208:].view(torch.float16), scales)
 
 
 def _q6_k(blocks: torch.Tensor) -> torch.Tensor:
-    low = _fields(blocks[:, :128], 64, 4).reshape(-1, 8, 32)
-    high = _fields(blocks[:, 128:192], 32, 2).view(-1, 8, 32)
-    codes = (low | high << 4).float() - 32
-    scales = _half(blocks, 208) * blocks[:, 192:208].view(torch.int8).float()
-    return scales[:, :, None] * codes.view(-1, 16, 16)
+    codes, factors, scales = q6_k_codes(blocks)
+    return (factors.float() * scales.float())[:, :, None] * (codes.float() - 32).view(-1, 16, 16)
 
 
 _IQ4_LEVELS: Final = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)

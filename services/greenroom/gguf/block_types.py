@@ -57,6 +57,8 @@ TYPES: Final[dict[int, BlockType]] = {
         (34, "TQ1_0", 256, 54),
         (35, "TQ2_0", 256, 66),
         (39, "MXFP4", 32, 17),
+        (40, "NVFP4", 64, 36),
+        (41, "Q1_0", 128, 18),
     )
 }
 """By the number that a file has for them."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -66,7 +66,7 @@ class Metadata(Mapping[str, Any]):
     def wrong(self, key: str, should_be: str) -> CorruptCheckpoint:
         """The error for a value that can not be."""
         value = self._values.get(key)
-        shown = f"a list of {len(value)}" if isinstance(value, Sequence) and len(value) > 80 else repr(value)
+        shown = f"a list of {len(value)}" if isinstance(value, list) and len(value) > 9 else f"{value!r:.80}"
         return CorruptCheckpoint(f"{key} in {self.path} is {shown}, and should be {should_be}")
 
     def _list(self, key: str, default: Any, kinds: type | tuple[type, ...], should_be: str) -> Any:

@@ -54,12 +54,15 @@ def _split_by(pattern: str) -> dict[str, Any]:
 _QWEN: Final = {"pre_tokenizer": _split_by(_WORDS % ""), "normalizer": {"type": "NFC"}}
 _LLAMA_3: Final = {"pre_tokenizer": _split_by(_WORDS % "{1,3}"), "ignore_merges": True, "add_bos": True}
 _GPT_2: Final[dict[str, Any]] = {"pre_tokenizer": _BYTES}
+_OLMO: Final = {**_GPT_2, "normalizer": {"type": "NFC"}}
 _GPT_4O: Final = {"pre_tokenizer": _split_by(_CASED)}
 _SINGLE_DIGITS: Final = {
     "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, _BYTES]}
 }
+# llama.cpp does not normalise; where the checkpoints of a kind do, so is it done here.
 _SPLITS: Final[dict[str, Mapping[str, Any]]] = {
-    **dict.fromkeys(("gpt-2", "olmo", "phi-2", "mpt"), _GPT_2),
+    **dict.fromkeys(("gpt-2", "phi-2"), _GPT_2),
+    "olmo": _OLMO,
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell"), _SINGLE_DIGITS),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), _QWEN),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"), _LLAMA_3),

@@ -48,7 +48,7 @@ def written(path: Path, keys: Mapping[str, Any]) -> Path:
 
 
 def of_folder(folder: Path, path: Path, pre: str, **more: Any) -> Path:
-    keys = checkpoints._tokenizer(folder, pre) | {f"tokenizer.ggml.{key}": value for key, value in more.items()}
+    keys = checkpoints.tokenizer_keys(folder, pre) | {f"tokenizer.ggml.{key}": value for key, value in more.items()}
     return written(path, {key: value for key, value in keys.items() if value is not None})
 
 
@@ -170,7 +170,7 @@ def test_what_is_put_around_a_text(tmp_path: Path) -> None:
 
 def test_chat_templates_sampling_and_ends(tmp_path: Path) -> None:
     folder = small_tokenizers.write_chat(tmp_path / "folder")
-    keys = checkpoints._tokenizer(folder, "gpt-2") | {
+    keys = checkpoints.tokenizer_keys(folder, "gpt-2") | {
         "tokenizer.chat_template.tool_use": "{{ 1 }}",
         "tokenizer.ggml.eot_token_id": 3,
         "tokenizer.ggml.eom_token_id": 4,
@@ -228,7 +228,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 def test_a_vocabulary_that_contradicts_itself_is_refused_by_key(tmp_path: Path, case: str) -> None:
     changes, match = WRONG[case]
     folder = small_tokenizers.write_chat(tmp_path / "folder")
-    tokens = checkpoints._tokenizer(folder, "gpt-2")["tokenizer.ggml.tokens"]
+    tokens = checkpoints.tokenizer_keys(folder, "gpt-2")["tokenizer.ggml.tokens"]
     changes = {
         key: [9] * len(tokens) if value == "all 9" else [*tokens[:-1], tokens[0]] if value == "doubled" else value
         for key, value in changes.items()

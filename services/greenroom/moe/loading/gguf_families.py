@@ -101,8 +101,10 @@ _ELSEWHERE_COMPUTED: Final = (
     "nextn_predict_layers",
     "residual_scale",
 )
-"""Keys with which llama.cpp computes something that the served families do not have. At 0, or 1 for a scale, it does
-not."""
+"""Keys with which llama.cpp computes something that the served families do not have. At 0 it does not."""
+
+_FACTORS: Final = ("embedding_scale", "expert_weights_scale", "logit_scale", "residual_scale")
+"""Those of them that do nothing at 1 either."""
 
 _SOFTMAX: Final = (0, 1)
 """Of ``expert_gating_func``: unsaid, or softmax."""
@@ -234,7 +236,7 @@ def _refuse_what_differs(family: GgufFamily, metadata: Metadata) -> None:
     at = family.architecture
     for name in _ELSEWHERE_COMPUTED:
         key = f"{at}.{name}"
-        idle = (0, 1) if name.endswith("scale") else (0,)
+        idle = (0, 1) if name in _FACTORS else (0,)
         if key in metadata and metadata[key] not in idle:
             raise UnsupportedModel(f"{key} in {metadata.path} is {metadata[key]}, which {family.model_type} does not have")
     gating = metadata.count(f"{at}.expert_gating_func", 0, least=0)
