@@ -292,7 +292,7 @@ def add_value(writer: Any, key: str, value: Any) -> None:
         case bool():
             writer.add_bool(key, value)
         case int():
-            writer.add_uint32(key, value)
+            (writer.add_uint32 if value >= 0 else writer.add_int32)(key, value)
         case float():
             writer.add_float32(key, value)
         case str():

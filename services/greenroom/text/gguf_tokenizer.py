@@ -11,7 +11,7 @@ for how text is split (``tokenizer.ggml.pre``), as llama.cpp knows them:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -98,37 +98,23 @@ def _text_files(metadata: Metadata, templates: Mapping[str, str]) -> TextFiles:
     if model not in ("gpt2", "llama"):
         raise UnsupportedModel(f"the tokenizer of {metadata.path} is {model!r}; known: gpt2, llama")
     vocabulary = _Vocabulary(metadata)
+    named = {name: token for name in _NAMED if (token := vocabulary.named(metadata, name)) is not None}
+    for token in named.values():  # whatever their kind
+        vocabulary.added.setdefault(vocabulary.ids[token], AddedToken(token))
     parts, add_bos = _byte_level(metadata, vocabulary) if model == "gpt2" else _sentence_pieces(metadata, vocabulary)
     around = [metadata.flag("tokenizer.ggml.add_bos_token", add_bos), metadata.flag("tokenizer.ggml.add_eos_token", False)]
     first, last = (
-        vocabulary.named(metadata, name) if wanted else None
-        for wanted, name in zip(around, ("bos_token", "eos_token"), strict=True)
+        named.get(name) if wanted else None for wanted, name in zip(around, ("bos_token", "eos_token"), strict=True)
     )
     whole = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [
-            {"id": number, **msgspec.structs.asdict(_Added.of(token))} for number, token in vocabulary.added.items()
-        ],
+        "added_tokens": [{"id": number, **asdict(token)} for number, token in sorted(vocabulary.added.items())],
         "post_processor": _around(first, last, vocabulary.ids),
         **parts,
     }
-    named = {name: token for name in _NAMED if (token := vocabulary.named(metadata, name)) is not None}
     return TextFiles(msgspec.json.encode(whole), named, tuple(vocabulary.added.values()), templates)
-
-
-class _Added(msgspec.Struct):
-    content: str
-    single_word: bool
-    lstrip: bool
-    rstrip: bool
-    normalized: bool
-    special: bool
-
-    @classmethod
-    def of(cls, token: AddedToken) -> _Added:
-        return cls(token.content, token.single_word, token.lstrip, token.rstrip, token.normalized, token.special)
 
 
 class _Vocabulary:
@@ -150,14 +136,15 @@ class _Vocabulary:
         }
 
     def named(self, metadata: Metadata, name: str) -> str | None:
-        """The token that the file says is ``bos_token`` or its like. Raises CorruptCheckpoint."""
+        """The token that the file says is ``bos_token`` or its like. None for one that is only there to fill up, too.
+        Raises CorruptCheckpoint."""
         key = f"tokenizer.ggml.{_NAMED[name]}"
         number = metadata.count(key, None, least=0)
         if number is None:
             return None
-        if number >= len(self.tokens) or self.tokens[number] not in self.ids:
+        if number >= len(self.tokens):
             raise metadata.wrong(key, f"one of the {len(self.tokens)} tokens")
-        return self.tokens[number]
+        return self.tokens[number] if self.tokens[number] in self.ids else None
 
 
 def _byte_level(metadata: Metadata, vocabulary: _Vocabulary) -> tuple[dict[str, Any], bool]:

@@ -62,7 +62,8 @@ def check_equal(one: Made) -> None:
     for ids in (prompts(3, 17), prompts(1, 5, seed=1)):
         ours, theirs = logits(one.ours.model, ids), logits(one.eager, ids)
         assert torch.equal(ours, theirs)
-        assert len({row.argmax().item() for row in ours.flatten(0, 1)}) > 3, "a model that says one thing proves little"
+        rows = ours.float().flatten(0, 1)
+        assert rows.std(dim=0).mean() > 0.1 * rows.std(), "a model that says one thing proves little"
 
 
 @pytest.mark.parametrize("kind", ["F32", "BF16", "Q8_0"])
@@ -80,7 +81,7 @@ def test_logits_in_bfloat16(tmp_path: Path, family: str) -> None:
 
 @pytest.mark.parametrize("kind", [*NARROW, *WIDE])
 def test_every_type_that_is_served(tmp_path: Path, kind: str) -> None:
-    widths = {"hidden_size": 256, "moe_intermediate_size": 256} if kind in WIDE else {}
+    widths = {"hidden_size": 256, "head_dim": 64, "moe_intermediate_size": 256} if kind in WIDE else {}
     check_equal(made(tmp_path, "qwen3_moe", Kind[kind], "float32", num_hidden_layers=2, **widths))
 
 
