@@ -37,16 +37,17 @@ SIZES: dict[str, dict[str, Any]] = {
         "mlp_only_layers": [],
     },
     "qwen3_moe": {"hidden_size": 64, "moe_intermediate_size": 96, "head_dim": 16},
-    "olmoe": {"hidden_size": 64, "intermediate_size": 96},
+    "olmoe": {"hidden_size": 64, "intermediate_size": 96, "num_key_value_heads": 4},
     "gpt_oss": {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16},
 }
-"""Changes to ``random_checkpoints``' configurations: blocks are 32 wide, and llama.cpp has no dense layers between."""
+"""Changes to ``random_checkpoints``' configurations. Blocks are 32 wide, llama.cpp has no dense layers between, and in OLMoE as
+many heads of keys as of queries."""
 
 _HALVES = {  # where a block has numbers in half precision, and what they are to be for a weight of about 1
-    "Q2_K": {80: 0.08, 82: 0.1},
+    "Q2_K": {80: 0.08, 82: 0.12},
     "Q3_K": {108: 0.03},
     "Q4_K": {0: 0.006, 2: 0.045},
-    "Q5_K": {0: 0.003, 2: 0.045},
+    "Q5_K": {0: 0.003, 2: 0.0465},
     "Q6_K": {208: 0.0009},
     "IQ4_NL": {0: 0.015},
     "IQ4_XS": {0: 0.001},

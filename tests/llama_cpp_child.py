@@ -27,7 +27,7 @@ def told(job: dict[str, Any]) -> dict[str, Any]:
     import llama_cpp
     import numpy as np
 
-    llm = llama_cpp.Llama(job["model"], n_ctx=256, n_threads=1, logits_all=True, verbose=False)
+    llm = llama_cpp.Llama(job["model"], n_ctx=256, n_threads=1, logits_all=True, verbose=bool(job.get("verbose")))
     ids = [llm.tokenize(text.encode(), add_bos=job["special"], special=True) for text in job["texts"]]
     logits = []
     for prompt in job["prompts"]:

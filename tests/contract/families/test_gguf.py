@@ -102,14 +102,8 @@ def test_gpt_oss_as_it_is_shipped(tmp_path: Path) -> None:
     check_equal(one)
 
 
-def test_rounded_to_bfloat16_the_same_tokens_are_the_likeliest(tmp_path: Path) -> None:
-    rounded = made(tmp_path / "bf16", "qwen3_moe", Kind.Q8_0, "bfloat16")
-    whole = made(tmp_path / "fp32", "qwen3_moe", Kind.Q8_0, "float32")
-    ids = prompts(12, 40)
-    ours, theirs = logits(rounded.ours.model, ids).float(), logits(whole.eager, ids)
-    assert torch.equal(logits(rounded.ours.model, ids), logits(rounded.eager, ids))
-    same = (ours.argmax(-1) == theirs.argmax(-1)).float().mean()
-    assert same > 0.9, f"{same:.3f}, largest difference {(ours - theirs).abs().max():.3f}"
+def test_rounded_to_bfloat16_it_is_the_checkpoint_in_bfloat16(tmp_path: Path) -> None:
+    check_equal(made(tmp_path, "qwen3_moe", Kind.Q8_0, "bfloat16"))
 
 
 def test_one_expert_is_one_run_of_bytes_of_the_file(tmp_path: Path) -> None:
