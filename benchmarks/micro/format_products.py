@@ -2,6 +2,8 @@
 
     python -m benchmarks.format_products [--shape 2880x2880] [--format mxfp4] [--threads 1] [--rows 1] [--rounds 5]
 
+gpt-oss's experts in MXFP4, SwiGLU experts in the other formats. --instructions leaves slower instruction sets out.
+
 Experts take turns, more of them than the processor's caches hold. Each instruction set computes both, in turns. GB/s
 are of the record's own bytes.
 """
@@ -27,11 +29,14 @@ from benchmarks.harness.rounds import in_turns
 from benchmarks.micro.row_products import shape_of
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.units import MIB
-from greenroom.experts.pack.layout import PLAIN, ExpertWeights
+from greenroom.experts.pack.layout import DTYPES, PLAIN, ExpertWeights
 from greenroom.moe.architecture.moe_layers import ExpertTensor, MoeLayer
 from greenroom.moe.formats.expert_format import ExpertFormat
+from greenroom.moe.formats.fp8 import FP8_BLOCKS, FP8_ROWS
+from greenroom.moe.formats.grouped_format import GroupedFormat
+from greenroom.moe.formats.int8 import INT8
 from greenroom.moe.formats.mxfp4 import MXFP4
-from greenroom.moe.kernels.native.rows import ClampedGate, NativeRows, native_rows
+from greenroom.moe.kernels.native.rows import ClampedGate, GroupedExpert, NativeRows, native_rows
 
 ROWS: Final = (1, 2, 4, 8, 32, 128)
 MEMORY: Final = 128 * MIB
@@ -88,15 +93,75 @@ def clamped_arms(
     }
 
 
-FORMATS: Final = {MXFP4.name: partial(clamped_arms, expert_format=MXFP4)}
+def swiglu_layer(hidden: int, inner: int) -> MoeLayer:
+    shapes = {"gate_up_proj": (2 * inner, hidden), "down_proj": (hidden, inner)}
+    tensors = tuple(ExpertTensor(name, shape, torch.bfloat16) for name, shape in shapes.items())
+    return MoeLayer("experts", 1, 1, tensors, stacked=True)
+
+
+Noise = Callable[[torch.Tensor], torch.Tensor]
+"""From normal numbers of a deviation of 1 to codes, whose numbers deviate by about 100 in FP8 and 30 in int8."""
+
+
+def _fp8(noise: torch.Tensor) -> torch.Tensor:
+    return (noise * 100).clamp_(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
+
+
+def _int8(noise: torch.Tensor) -> torch.Tensor:
+    return (noise * 30).clamp_(-127, 127).to(torch.int8).view(torch.uint8)
+
+
+def grouped_arms(
+    native: NativeRows, expert_format: GroupedFormat, coded: Noise, hidden: int, inner: int, memory: int
+) -> dict[str, Arm]:
+    """SwiGLU experts of normal numbers in codes that share scales, and the same numbers in bf16."""
+    layer, generator = swiglu_layer(hidden, inner), torch.Generator().manual_seed(0)
+    layout = expert_format.record(layer)
+    dtypes = {spec.name: DTYPES[spec.dtype] for spec in layout.tensors}
+    stored: list[ExpertWeights] = []
+    expanded: list[ExpertWeights] = []
+    for _ in range(max(2, -(-memory // layout.nbytes))):
+        made: dict[str, torch.Tensor] = {}
+        for tensor, codes in zip(layer.tensors, expert_format.products, strict=True):
+            outputs, inputs = tensor.shape
+            groups = -(-inputs // codes.group) if codes.group else 1
+            scales = torch.rand(1, groups, generator=generator).expand(outputs, groups) * 2e-4 + 1e-4
+            noise = torch.randn(outputs, inputs, generator=generator)
+            made |= expert_format.make(tensor, (coded(noise), scales.to(dtypes[f"{tensor.name}_scales"])))
+        record = layout.views(torch.zeros(layout.nbytes, dtype=torch.uint8))
+        for spec, view in zip(layout.tensors, record, strict=True):
+            view.copy_(made[spec.name])
+        numbers = tuple(torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in layer.tensors)
+        expert_format.expand(layer, record, numbers)
+        stored.append(record)
+        expanded.append(numbers)
+    products = partial(native.grouped_experts, GroupedExpert(*expert_format.products, inner))
+    return {
+        expert_format.name: Arm(products, stored, layout.weight_bytes),
+        PLAIN: Arm(native.experts, expanded, sum(tensor.nbytes for tensor in expanded[0])),
+    }
+
+
+FORMATS: Final = {
+    MXFP4.name: partial(clamped_arms, expert_format=MXFP4),
+    FP8_BLOCKS.name: partial(grouped_arms, expert_format=FP8_BLOCKS, coded=_fp8),
+    FP8_ROWS.name: partial(grouped_arms, expert_format=FP8_ROWS, coded=_fp8),
+    INT8.name: partial(grouped_arms, expert_format=INT8, coded=_int8),
+}
 
 
 def measured(
-    native: NativeRows, arms: dict[str, Arm], hidden: int, counts: tuple[int, ...], rounds: int, work: float = WORK
+    native: NativeRows,
+    arms: dict[str, Arm],
+    hidden: int,
+    counts: tuple[int, ...],
+    rounds: int,
+    work: float = WORK,
+    sets: tuple[str, ...] = (),
 ) -> list[dict[str, Any]]:
-    """A row for each number of rows, instruction set and arm."""
+    """A row for each number of rows, instruction set (of ``sets``; none: all) and arm."""
     found: list[dict[str, Any]] = []
-    turns = [(instructions, name) for instructions in native.instruction_sets for name in arms]
+    turns = [(instructions, name) for instructions in sets or native.instruction_sets for name in arms]
     largest = max(arm.nbytes for arm in arms.values())
     try:
         with progress((rounds + 1) * len(counts) * len(turns), "products", "turn") as bar:
@@ -138,10 +203,10 @@ def row_of(
 
 
 def table(found: list[dict[str, Any]]) -> str:
-    lines = [f"{'rows':>5}  {'instructions':<13}{'format':<8}{'µs':>28}{'GB/s':>22}{'over bf16':>22}"]
+    lines = [f"{'rows':>5}  {'instructions':<13}{'format':<12}{'µs':>28}{'GB/s':>22}{'over bf16':>22}"]
     for row in found:
         lines.append(
-            f"{row['rows']:>5}  {row['instructions']:<13}{row['format']:<8}{median_range(row['microseconds']):>28}"
+            f"{row['rows']:>5}  {row['instructions']:<13}{row['format']:<12}{median_range(row['microseconds']):>28}"
             f"{median_range(row['gb_s'], 2):>22}{median_range(row['over_bf16'], 2):>22}"
         )
     return "\n".join(lines)
@@ -150,19 +215,23 @@ def table(found: list[dict[str, Any]]) -> str:
 @click.command(help=__doc__)
 @click.option("--shape", default="2880x2880", show_default=True, help="HIDDENxINNER of an expert.")
 @click.option("--format", "name", type=click.Choice(list(FORMATS)), default=MXFP4.name, show_default=True)
+@click.option("--instructions", "sets", multiple=True, help="An instruction set; may be given several times.  [all]")
 @click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--rows", "counts", type=click.IntRange(min=1), multiple=True, default=ROWS, show_default=True)
 @click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True)
-def main(shape: str, name: str, threads: int, counts: tuple[int, ...], rounds: int) -> None:
+def main(shape: str, name: str, sets: tuple[str, ...], threads: int, counts: tuple[int, ...], rounds: int) -> None:
     try:
         hidden, inner = shape_of(shape)
         if hidden % 32 or inner % 32:
             raise InvalidConfig("shape", shape, "of multiples of 32")
+        native = native_rows()
+        if unknown := [one for one in sets if one not in native.instruction_sets]:
+            raise InvalidConfig("instructions", unknown[0], f"here: {', '.join(native.instruction_sets)}")
     except InvalidConfig as error:
         raise click.UsageError(str(error)) from error
     torch.set_num_threads(threads)
-    native = native_rows()
-    found = measured(native, FORMATS[name](native, hidden=hidden, inner=inner, memory=MEMORY), hidden, counts, rounds)
+    arms = FORMATS[name](native, hidden=hidden, inner=inner, memory=MEMORY)
+    found = measured(native, arms, hidden, counts, rounds, sets=sets)
     click.echo(table(found))
     described = {"shape": shape, "format": name, "threads": threads, "rows": found}
     click.echo(json.dumps(described | {"machine": describe_machine(cache_folder())}))

@@ -18,6 +18,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from greenroom.experts.pack.layout import DTYPES
+from greenroom.moe.formats.grouped_format import GroupedFormat
+from greenroom.moe.formats.panels import panels_of, units_of
+from greenroom.moe.formats.registry import FORMATS
 from tests.arm.build import DRIVER, EMULATOR, LIBRARY, SYSTEM
 
 _MEMORY: Final = 1 << 28
@@ -103,6 +107,7 @@ class Call:
     """The memory that one call sees."""
 
     def __init__(self, library: ArmLibrary) -> None:
+        self.library = library
         self._memory, self._base = library.memory, library.base
         self._buffers: dict[tuple[int, int], int] = {}
         self._kept: list[Words] = []  # their addresses are keys of the above
@@ -165,6 +170,39 @@ def _experts(
         sizes = [
             part for size, bias in zip(sizes[::2], sizes[1::2], strict=True) for part in (size // 4, size // 64, bias)
         ]
+    return _routed(call, sizes, weights, starts, count, hidden, inner, x, tokens, scales, out, add, *rest)
+
+
+def _grouped_experts(
+    call: Call, formats: int, weights: int, starts: int, count: int, hidden: int, inner: int, *rest: Any
+) -> list[Any]:
+    return [
+        call.of(formats, 4, size=8),
+        *_routed(call, _grouped_sizes(call, formats, hidden, inner), weights, starts, count, hidden, inner, *rest),
+    ]
+
+
+def _grouped_sizes(call: Call, formats: int, hidden: int, inner: int) -> list[int]:
+    """Of an expert's tensors, in pairs of bytes."""
+    up, up_group, down, down_group = words_at(formats, 4).tolist()
+    sizes = []
+    for number, group, outputs, inputs, joined in (
+        (up, up_group, 2 * inner, hidden, True), (down, down_group, hidden, inner, False)
+    ):  # fmt: skip
+        name = call.library.ask(f"text greenroom_grouped_format {number}")
+        of = next(
+            of for of in FORMATS.values() if isinstance(of, GroupedFormat) and name in {one.name for one in of.products}
+        )
+        parts = of.parts(panels_of(outputs, joined=joined), units_of(inputs), -(-inputs // group) if group else 1)
+        sizes += [int(np.prod(shape)) * DTYPES[dtype].itemsize // 2 for _, shape, dtype in parts]
+    return sizes
+
+
+def _routed(
+    call: Call, sizes: list[int], weights: int, starts: int, count: int, hidden: int, inner: int, x: int, tokens: int,
+    scales: int, out: int, add: bool, *rest: Any,
+) -> list[Any]:  # fmt: skip
+    """``sizes``: of an expert's tensors, in pairs of bytes."""
     addresses = words_at(weights, len(sizes) * count)
     there = np.array([call.of(at, size) for at, size in zip(addresses.tolist(), sizes * count, strict=True)])
     bounds = words_at(starts, count + 1)
@@ -288,6 +326,7 @@ _ARGUMENTS: Final[dict[str, Callable[..., list[Any]]]] = {
     "greenroom_experts": _experts,
     "greenroom_clamped_experts": _experts,
     "greenroom_mxfp4_experts": partial(_experts, mxfp4=True),
+    "greenroom_grouped_experts": _grouped_experts,
     "greenroom_all_experts": _all_experts,
     "greenroom_add_rows": _add_rows,
     "greenroom_route": _route,

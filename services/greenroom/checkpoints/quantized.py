@@ -18,13 +18,19 @@ _ADVICE: Final = {
 _DEFAULT_ADVICE: Final = "use the unquantised checkpoint that it was made from"
 
 
-def quantization_method(config: Mapping[str, Any]) -> str | None:
-    """The method that ``config.json`` names, or ``"unnamed"``. None: the checkpoint is not quantised."""
+def quantization_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What ``config.json`` says of it. Empty: the checkpoint is not quantised."""
     for holder in (config, config.get("text_config") or {}):
         settings = holder.get("quantization_config") or holder.get("compression_config")
         if settings:
-            return str(settings.get("quant_method") or "unnamed")
-    return None
+            return settings  # type: ignore[no-any-return]
+    return {}
+
+
+def quantization_method(config: Mapping[str, Any]) -> str | None:
+    """The method that ``config.json`` names, or ``"unnamed"``. None: the checkpoint is not quantised."""
+    settings = quantization_settings(config)
+    return str(settings.get("quant_method") or "unnamed") if settings else None
 
 
 def advice(method: str) -> str:

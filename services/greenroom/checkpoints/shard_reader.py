@@ -44,10 +44,17 @@ _DTYPES = {
 }
 
 
-def torch_dtype(tensor: StoredTensor) -> torch.dtype:
-    """Of the tensor as ``typed`` gives it. Raises UnsupportedModel for the formats of quantised weights."""
+_CODES = {"F8_E4M3": torch.uint8}
+"""What is read as codes alone, by those who know what they mean."""
+
+
+def torch_dtype(tensor: StoredTensor, *, codes: bool = False) -> torch.dtype:
+    """Of the tensor as ``typed`` gives it. ``codes``: take quantised weights too, as they are. Raises UnsupportedModel for
+    those that are not known."""
     if tensor.block is not None:
-        return torch.float32
+        return torch.uint8 if codes else torch.float32
+    if codes and tensor.dtype in _CODES:
+        return _CODES[tensor.dtype]
     if tensor.dtype not in _DTYPES:
         raise UnsupportedModel(f"{tensor.name} is stored as {tensor.dtype}; known: {', '.join(_DTYPES)}")
     return _DTYPES[tensor.dtype]
@@ -178,19 +185,31 @@ def _fill_pages(fd: int, buffer: memoryview, offset: int, enough: int) -> None:
 
 
 def typed(
-    data: torch.Tensor, tensor: StoredTensor, part: int | None = None, *, dtype: torch.dtype | None = None
+    data: torch.Tensor,
+    tensor: StoredTensor,
+    part: int | None = None,
+    *,
+    codes: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """``data`` of ``ShardReader.read`` in its dtype and shape. A slice keeps a first dimension of 1.
 
-    ``dtype``: what floating numbers are rounded to, in place of their own. Raises CorruptCheckpoint for codes that mean no
-    numbers.
+    ``codes``: see ``torch_dtype``; GGUF's blocks then have the bytes of a row last. ``dtype``: what floating numbers are
+    rounded to, in place of their own. Raises CorruptCheckpoint for blocks that mean no numbers.
     """
-    shape = tensor.shape if part is None else (1, *tensor.shape[1:])
-    if tensor.block is not None:
+    shape = stored_shape(tensor, codes=codes) if part is None else (1, *stored_shape(tensor, codes=codes)[1:])
+    if tensor.block is not None and not codes:
         try:
             return numbers_of(data, tensor.block, dtype or torch.float32).view(shape)
         except NotFinite as error:
             where = tensor.name if part is None else f"expert {part} of {tensor.name}"
             raise CorruptCheckpoint(f"{where} in {tensor.shard} {error}") from error
-    found = data.view(torch_dtype(tensor)).view(shape)
+    found = data.view(torch_dtype(tensor, codes=codes)).view(shape)
     return found if dtype is None or not found.is_floating_point() else found.to(dtype)
+
+
+def stored_shape(tensor: StoredTensor, *, codes: bool) -> tuple[int, ...]:
+    """As ``typed`` gives it."""
+    if tensor.block is None or not codes:
+        return tensor.shape
+    return *tensor.shape[:-1], tensor.shape[-1] // tensor.block.numbers * tensor.block.nbytes

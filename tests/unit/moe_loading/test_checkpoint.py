@@ -261,7 +261,7 @@ def test_own_code_of_a_known_family_is_not_run(folder: Path) -> None:
     assert type(load(resolve(str(folder))).model).__module__.startswith("transformers.models.mixtral")
 
 
-@pytest.mark.parametrize("method", ["fp8", "awq", "gptq", "bitsandbytes", "compressed-tensors", "hqq", "mxfp4"])
+@pytest.mark.parametrize("method", ["awq", "gptq", "bitsandbytes", "compressed-tensors", "hqq", "mxfp4"])
 def test_quantised_checkpoints_are_refused_by_name(folder: Path, method: str) -> None:
     edit_json(folder / "config.json", lambda config: config.update(quantization_config={"quant_method": method}))
     with pytest.raises(UnsupportedModel, match=rf"is quantised \({method}\).*(use the|make a bf16 copy)"):

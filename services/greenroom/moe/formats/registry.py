@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from greenroom.checkpoints.quantized import quantization_method
+from greenroom.checkpoints.quantized import quantization_method, quantization_settings
 from greenroom.core.errors import UnknownName
+from greenroom.moe.formats.compressed_tensors import compressed_tensors
 from greenroom.moe.formats.expert_format import PLAIN_FORMAT, ExpertFormat
+from greenroom.moe.formats.fp8 import FP8_BLOCKS, FP8_ROWS
+from greenroom.moe.formats.fp8_storage import fine_grained_fp8
+from greenroom.moe.formats.int8 import INT8
 from greenroom.moe.formats.mxfp4 import MXFP4
+from greenroom.moe.formats.stored_matrix import Shipped
 
-FORMATS: Final[dict[str, ExpertFormat]] = {one.name: one for one in (PLAIN_FORMAT, MXFP4)}
+FORMATS: Final[dict[str, ExpertFormat]] = {one.name: one for one in (PLAIN_FORMAT, MXFP4, INT8, FP8_BLOCKS, FP8_ROWS)}
 
-_BY_METHOD: Final[dict[str, ExpertFormat]] = {"mxfp4": MXFP4}
-"""By the quantisation method that a configuration names."""
+_BY_METHOD: Final[dict[str, Callable[[Mapping[str, Any]], Shipped]]] = {
+    "mxfp4": lambda _: Shipped(MXFP4),
+    "fp8": fine_grained_fp8,
+    "compressed-tensors": compressed_tensors,
+}
+"""By the quantisation method that a configuration names, from its settings. They raise NotServed."""
 
 
 def format_named(name: str) -> ExpertFormat:
@@ -22,8 +32,24 @@ def format_named(name: str) -> ExpertFormat:
     return FORMATS[name]
 
 
+def shipped_of(config: Mapping[str, Any]) -> Shipped | None:
+    """What a checkpoint with this ``config.json`` has its experts in. None: a quantisation that no format is for.
+
+    Raises NotServed for settings of a method that are not served.
+    """
+    method = quantization_method(config)
+    if method is None:
+        return Shipped(PLAIN_FORMAT)
+    make = _BY_METHOD.get(method)
+    return None if make is None else make(quantization_settings(config))
+
+
+def shipped(config: Any) -> Shipped:
+    """As ``shipped_of``, of a configuration of transformers that was not refused when it was read."""
+    settings = getattr(config, "quantization_config", None)
+    return shipped_of({} if settings is None else {"quantization_config": settings}) or Shipped(PLAIN_FORMAT)
+
+
 def shipped_format(config: Any) -> ExpertFormat:
     """What a checkpoint with this configuration of transformers has its experts in."""
-    settings = getattr(config, "quantization_config", None)
-    method = None if settings is None else quantization_method({"quantization_config": settings})
-    return _BY_METHOD.get(method or "", PLAIN_FORMAT)
+    return shipped(config).format

@@ -228,7 +228,7 @@ def _product(
     native: NativeRows, module: nn.Module, weights: ExpertWeights, numbers: ExpertWeights
 ) -> Callable[[int, bool], None]:
     """Runs one expert of an experts module. ``numbers``: the same weights for torch."""
-    hidden = weights[-1].shape[0]  # of the second projection, or of its bias
+    hidden = numbers[-1].shape[0]  # of the second projection, or of its bias
     inputs = torch.randn(PRODUCT_ROWS[-1], hidden, generator=torch.Generator().manual_seed(1)).bfloat16()
     scales, products = torch.ones(len(inputs), 1), hook_of(module).products
     compute = functools.partial(expert_by_torch, module)

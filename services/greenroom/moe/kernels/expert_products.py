@@ -17,10 +17,20 @@ from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 
 from greenroom.core.errors import InvalidConfig
 from greenroom.experts.pack.layout import PLAIN, ExpertWeights
+from greenroom.moe.formats.grouped_format import GroupedFormat
 from greenroom.moe.formats.mxfp4 import MXFP4
+from greenroom.moe.formats.registry import FORMATS
 from greenroom.moe.kernels.device_copies import to_device
 from greenroom.moe.kernels.native.library import NativeUnavailable
-from greenroom.moe.kernels.native.rows import ANY_ROWS, ClampedGate, Lasting, NativeRows, RowLimits, native_rows
+from greenroom.moe.kernels.native.rows import (
+    ANY_ROWS,
+    ClampedGate,
+    GroupedExpert,
+    Lasting,
+    NativeRows,
+    RowLimits,
+    native_rows,
+)
 from greenroom.moe.kernels.router_products import use_native_linear
 
 Compute = Callable[[torch.Tensor, ExpertWeights], torch.Tensor]
@@ -31,8 +41,11 @@ Products = Callable[..., None]
 PRODUCTS = ("auto", "native", "torch")
 """Which products a model uses. "auto": the compiled ones if they are available and support its experts."""
 
-COMPILED_FORMATS: Final = (PLAIN, MXFP4.name)
-"""The formats of records that compiled products take as they lie, where they know the experts."""
+AllProducts = Callable[..., int]
+"""Compiled products of a layer whose picked experts are resident, of the arguments of ``NativeRows.all_experts``."""
+
+SWIGLU, CLAMPED = "swiglu", "clamped"
+"""The kinds of experts that compiled products know: ``down · (silu(gate · x) * (up · x))``, and gpt-oss's."""
 
 
 class Grouped(NamedTuple):
@@ -196,13 +209,56 @@ class NativeSum(TorchSum):
         )
 
 
+def _plain_swiglu(native: NativeRows, experts: Any) -> Products:
+    return native.experts
+
+
+def _plain_clamped(native: NativeRows, experts: Any) -> Products:
+    return partial(native.clamped_experts, clamped_gate_of(experts))
+
+
+def _mxfp4_clamped(native: NativeRows, experts: Any) -> Products:
+    return partial(native.mxfp4_experts, clamped_gate_of(experts))
+
+
+def _grouped_swiglu(of: GroupedFormat, native: NativeRows, experts: Any) -> Products:
+    return partial(native.grouped_experts, GroupedExpert(*of.products, int(experts.intermediate_dim)))
+
+
+_COMPILED: Final[dict[tuple[str, str], Callable[[NativeRows, Any], Products]]] = {
+    (SWIGLU, PLAIN): _plain_swiglu,
+    (CLAMPED, PLAIN): _plain_clamped,
+    (CLAMPED, MXFP4.name): _mxfp4_clamped,
+    **{(SWIGLU, name): partial(_grouped_swiglu, of) for name, of in FORMATS.items() if isinstance(of, GroupedFormat)},
+}
+"""The compiled products by kind of experts and format of their records, of an experts module of transformers."""
+
+
+def kind_of(experts: Any) -> str | None:
+    """Which kind of experts a module of transformers has; None: none that compiled products know."""
+    if clamped_gate_of(experts) is not None:
+        return CLAMPED
+    return SWIGLU if computes_gated_silu(experts) else None
+
+
+def are_compiled(experts: Any, expert_format: str) -> bool:
+    """Whether there are compiled products of this experts module of transformers, of records of this format."""
+    return (kind_of(experts), expert_format) in _COMPILED
+
+
 def products_of(native: NativeRows, experts: Any, expert_format: str) -> Products | None:
     """The compiled products of this experts module of transformers, of records of this format. None: there are none."""
-    gate = clamped_gate_of(experts)
-    if gate is not None and expert_format in COMPILED_FORMATS:
-        clamped = {PLAIN: native.clamped_experts, MXFP4.name: native.mxfp4_experts}
-        return partial(clamped[expert_format], gate)
-    return native.experts if expert_format == PLAIN and computes_gated_silu(experts) else None
+    make = _COMPILED.get((kind_of(experts) or "", expert_format))
+    return None if make is None else make(native, experts)
+
+
+def all_products_of(native: NativeRows, products: Products | None) -> AllProducts | None:
+    """Those that belong to a layer's ``products``, None being the default of ``NativeSum``. None: there are none."""
+    if products is None or products == native.experts:
+        return native.all_experts
+    if isinstance(products, partial) and products.func == native.grouped_experts:
+        return partial(native.all_grouped_experts, *products.args)
+    return None
 
 
 def native_for(experts: Any, dtype: torch.dtype, products: str, expert_format: str = PLAIN) -> NativeRows | None:
@@ -214,9 +270,7 @@ def native_for(experts: Any, dtype: torch.dtype, products: str, expert_format: s
     """
     if products not in PRODUCTS:
         raise InvalidConfig("products", products, f"allowed: {', '.join(PRODUCTS)}")
-    known = clamped_gate_of(experts) is not None and expert_format in COMPILED_FORMATS
-    known |= computes_gated_silu(experts) and expert_format == PLAIN
-    if products == "torch" or not (dtype is torch.bfloat16 and known):
+    if products == "torch" or not (dtype is torch.bfloat16 and are_compiled(experts, expert_format)):
         return None
     try:
         return native_rows()

@@ -9,6 +9,7 @@ no operation mixes experts; a mapping that might is refused.
 from __future__ import annotations
 
 import copy
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -33,18 +34,26 @@ from greenroom.core.errors import CorruptCheckpoint, UnsupportedModel
 from greenroom.moe.architecture.families import unsupported
 from greenroom.moe.architecture.moe_layers import ExpertTensor, MoeLayer, blueprint, describe_layers
 from greenroom.moe.formats.expert_format import PLAIN_FORMAT, BadCodes, ExpertFormat
-from greenroom.moe.formats.registry import shipped_format
+from greenroom.moe.formats.registry import shipped
+from greenroom.moe.formats.stored_matrix import MatrixStorage
 from greenroom.moe.loading.checkpoint import Checkpoint
 from greenroom.moe.loading.quantization import dequantizing_converters, is_dequantizing
+
+Fed = dict[tuple[str, str], list[StoredTensor]]
+"""The checkpoint's tensors by source pattern ("": stored as used) and part of a stored matrix ("": it is in one)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """The input of one source pattern of a converter: one tensor an expert, or one with all experts stacked."""
+    """The input of one source pattern of a converter: one tensor an expert, or one with all experts stacked.
+
+    ``part``: which one of a stored matrix's parts it is ("": a matrix is one tensor).
+    """
 
     pattern: str
     tensors: tuple[StoredTensor, ...]
     stacked: bool
+    part: str = ""
 
     def of(self, expert: int) -> tuple[StoredTensor, int | None]:
         """The stored tensor with this expert's weights, and their slice of it (None: all of it)."""
@@ -55,7 +64,8 @@ class Feed:
 class Recipe:
     """How one or more of a layer's tensors are made. Without a converter they are used as stored.
 
-    ``coded``: the tensor that is stored as codes. None: numbers are stored.
+    ``coded``: the tensor that is stored as codes. None: numbers are stored. ``storage``: how each of its matrices is
+    stored in parts, whose feeds follow each other. None: they are no matrices in parts.
     """
 
     layer: str
@@ -64,6 +74,7 @@ class Recipe:
     feeds: tuple[Feed, ...]
     converter: WeightConverter | None
     coded: ExpertTensor | None = None
+    storage: MatrixStorage | None = None
 
     @property
     def build(self) -> tuple[Any, ...]:
@@ -72,7 +83,10 @@ class Recipe:
             self.target,
             self.dtype,
             repr(self.converter.operations) if self.converter is not None else "",
-            *((feed.pattern, feed.stacked, feed.tensors[0].dtype, feed.tensors[0].shape) for feed in self.feeds),
+            *(
+                (feed.pattern, feed.part, feed.stacked, feed.tensors[0].dtype, feed.tensors[0].shape)
+                for feed in self.feeds
+            ),
         )
 
     @property
@@ -83,13 +97,24 @@ class Recipe:
         patterns = self.converter.source_patterns
         return tuple(sorted(self.feeds, key=lambda feed: patterns.index(feed.pattern)))
 
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """Of the matrices, in the order of the feeds."""
+        return tuple(dict.fromkeys(feed.pattern for feed in self.feeds))
+
+    def matrices(self, weights: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+        """The parts of each stored matrix. ``weights``: in the order of the feeds."""
+        assert self.storage is not None
+        count = len(self.storage.parts)
+        return [weights[first : first + count] for first in range(0, len(weights), count)]
+
     def make(self, weights: list[torch.Tensor], model: Any) -> dict[str, torch.Tensor]:
-        """One expert's tensors by name. ``weights``: in the order of the feeds; a stacked one is given as one slice."""
+        """One expert's tensors by name. ``weights``: of the ``patterns``; a stacked one is given as one slice."""
         if self.converter is None:
             return {self.target: weights[0][0] if self.feeds[0].stacked else weights[0]}
         converter = copy.deepcopy(self.converter)
-        for feed, weight in zip(self.feeds, weights, strict=True):
-            converter.collected_tensors[feed.pattern].append(weight)
+        for pattern, weight in zip(self.patterns, weights, strict=True):
+            converter.collected_tensors[pattern].append(weight)
         if isinstance(converter.operations[0], MergeModulelist):  # merging one tensor is a copy with one more dimension
             converter.collected_tensors = {
                 key: [one.unsqueeze(0)] for key, (one,) in converter.collected_tensors.items()
@@ -112,7 +137,8 @@ class _Rename(ConversionOps):  # type: ignore[misc]
 
 class ExpertPlan:
     """How every expert of a checkpoint is made from its tensors. ``dense``: the tensors of everything else, by the names
-    that transformers loads them by.
+    that transformers loads them by, and ``dense_in_parts``: its matrices that are stored in parts, by the name of the tensor
+    that they make.
 
     Reads no weights. Raises UnsupportedModel for a mapping that can not be applied expert by expert, and
     CorruptCheckpoint if tensors are missing or do not have the shapes that the configuration says.
@@ -123,10 +149,12 @@ class ExpertPlan:
         self.checkpoint = checkpoint
         self.dtype = dtype
         self.expert_format = expert_format
-        self._shipped = shipped_format(checkpoint.config)
+        shipping = shipped(checkpoint.config)
+        self._shipped, self.storage = shipping.format, shipping.storage
         self._model = blueprint(checkpoint.config, dtype)
         self.layers = describe_layers(self._model, checkpoint.config, dtype)
         self.dense: dict[str, StoredTensor] = {}
+        self.dense_in_parts: dict[str, dict[str, StoredTensor]] = {}
         self.recipes = self._recipes()
         checked = set()
         for layer, recipes in zip(self.layers, self.recipes, strict=True):
@@ -138,19 +166,37 @@ class ExpertPlan:
         """One expert's tensors of its record, by name. Weights are cast first, as transformers does. Codes stay codes
         unless the record is plain.
         """
+        if recipe.storage is not None:
+            return self._make_of_parts(recipe, recipe.storage, recipe.matrices(weights))
         if recipe.coded is not None and self.expert_format is not PLAIN_FORMAT:
             return self.expert_format.make(recipe.coded, self._parts(recipe, weights))
         cast = [weight.to(recipe.dtype) if weight.is_floating_point() else weight for weight in weights]
         return recipe.make(cast, self._model)
 
+    def _make_of_parts(
+        self, recipe: Recipe, storage: MatrixStorage, matrices: list[list[torch.Tensor]]
+    ) -> dict[str, torch.Tensor]:
+        if self.expert_format is PLAIN_FORMAT:
+            return recipe.make([storage.numbers(parts, recipe.dtype) for parts in matrices], self._model)
+        assert recipe.coded is not None
+        codes = [storage.codes(parts) for parts in matrices]
+        joined = codes[0] if len(codes) == 1 else [torch.cat(parts) for parts in zip(*codes, strict=True)]
+        return self.expert_format.make(recipe.coded, joined)
+
     def check(self, recipe: Recipe, weights: list[torch.Tensor], expert: int) -> None:
         """Raises CorruptCheckpoint, with file and tensor, if some of the expert's codes mean no numbers."""
         if recipe.coded is None:
             return
+        first = 0
         try:
-            self._shipped.check(recipe.coded, self._parts(recipe, weights))
+            if recipe.storage is None:
+                self._shipped.check(recipe.coded, self._parts(recipe, weights))
+                return
+            for number, parts in enumerate(recipe.matrices(weights)):
+                first = number * len(parts)
+                recipe.storage.check(parts, recipe.dtype)
         except BadCodes as error:
-            stored, _ = recipe.parts[error.part].of(expert)
+            stored, _ = (recipe.parts if recipe.storage is None else recipe.feeds)[first + error.part].of(expert)
             raise CorruptCheckpoint(f"{stored.name} in {stored.shard}: expert {expert} {error}") from error
 
     def _parts(self, recipe: Recipe, weights: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -165,6 +211,8 @@ class ExpertPlan:
 
         Then packing need not make them. Tried with the bytes of one expert, drawn at random.
         """
+        if recipe.storage is not None:
+            return False
         stored = [feed.of(0) for feed in recipe.feeds]
         if any(tensor.block is not None or torch_dtype(tensor) != recipe.dtype for tensor, _ in stored):
             return False
@@ -195,7 +243,8 @@ class ExpertPlan:
                 operations = [] if recipe.converter is None else recipe.converter.operations
                 lines.append(f"{recipe.target} {recipe.dtype} {operations}")
                 for feed in recipe.feeds:
-                    lines += [f" {feed.pattern} {t.name} {t.dtype} {t.shape}" for t in feed.tensors]
+                    part = f" {feed.part}" if feed.part else ""
+                    lines += [f" {feed.pattern}{part} {t.name} {t.dtype} {t.shape}" for t in feed.tensors]
         return "\n".join(lines)
 
     def _recipes(self) -> list[list[Recipe]]:
@@ -211,10 +260,8 @@ class ExpertPlan:
             for layer in self.layers
         ]
 
-    def _collect(
-        self, renamings: list[WeightRenaming], converters: list[WeightConverter]
-    ) -> dict[str, dict[str, dict[str, list[StoredTensor]]]]:
-        """Layer → tensor → source pattern ("" if stored as used) → the checkpoint's tensors, experts ascending."""
+    def _collect(self, renamings: list[WeightRenaming], converters: list[WeightConverter]) -> dict[str, dict[str, Fed]]:
+        """Layer → tensor → what it is fed with, experts ascending."""
         owners = {
             layer.parameter(tensor.name, expert): (layer.name, tensor.name)
             for layer in self.layers
@@ -224,19 +271,28 @@ class ExpertPlan:
         state = self._model.state_dict()
         prefix = self._model.base_model_prefix
         collected: dict[str, Any] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+        in_parts: dict[str, dict[str, StoredTensor]] = defaultdict(dict)
         unplaced = []
         for key in sorted(self.checkpoint.tensors, key=dot_natural_key):
-            renamed, pattern = rename_source_key(key, renamings, converters, prefix, state)
-            if renamed not in state and key in state:
-                renamed, pattern = rename_source_key(key, [], [], prefix, state)
             stored = self.checkpoint.tensors[key]
+            name, part = self._part_of(key, stored)
+            renamed, pattern = rename_source_key(name, renamings, converters, prefix, state)
+            if renamed not in state and name in state:
+                renamed, pattern = rename_source_key(name, [], [], prefix, state)
             if renamed in owners:
                 layer, tensor = owners[renamed]
-                collected[layer][tensor][pattern or ""].append(stored)
+                collected[layer][tensor][pattern or "", part].append(stored)
+            elif renamed in state and part:
+                self.dense_in_parts[name] = in_parts[name]
             elif renamed in state:
                 self.dense[key] = stored
             else:
                 unplaced.append(key)
+                continue
+            if part:
+                in_parts[name][part] = stored
+        for name, parts in in_parts.items():
+            self._check_parts(name, parts)
         ignored = getattr(self._model, "_keys_to_ignore_on_load_unexpected", None) or ()
         _refuse_more_layers(
             self.checkpoint.tensors.keys() - unplaced,
@@ -244,24 +300,49 @@ class ExpertPlan:
         )
         return collected
 
-    def _recipe(
-        self, layer: MoeLayer, target: str, fed: dict[str, list[StoredTensor]], by_pattern: dict[str, WeightConverter]
-    ) -> Recipe:
+    def _part_of(self, key: str, stored: StoredTensor) -> tuple[str, str]:
+        """The name of the matrix that a tensor is a part of, and which part it is ("": it is no part)."""
+        module, _, last = key.rpartition(".")
+        if self.storage is None or last not in self.storage.parts or not self.storage.is_part(stored):
+            return key, ""
+        return f"{module}.weight", last
+
+    def _check_parts(self, name: str, parts: dict[str, StoredTensor]) -> None:
+        """Checks that a stored matrix has all of its parts, and that they belong together."""
+        assert self.storage is not None
+        if lacking := [part for part in self.storage.parts if part not in parts]:
+            found = next(iter(parts.values()))
+            raise CorruptCheckpoint(f"{found.name} in {found.shard} has no {' and no '.join(lacking)} beside it")
+        if name in self.checkpoint.tensors and "weight" not in self.storage.parts:
+            raise CorruptCheckpoint(f"{name} is stored twice: as numbers, and in {', '.join(self.storage.parts)}")
+        self.storage.check_headers(parts)
+
+    def _recipe(self, layer: MoeLayer, target: str, fed: Fed, by_pattern: dict[str, WeightConverter]) -> Recipe:
         made = next(tensor for tensor in layer.tensors if tensor.name == target)
-        converter = by_pattern[next(iter(fed))] if "" not in fed else None
-        if "" in fed and len(fed) > 1:
+        patterns = dict.fromkeys(pattern for pattern, _ in fed)
+        converter = by_pattern[next(iter(patterns))] if "" not in patterns else None
+        if "" in patterns and len(patterns) > 1:
             raise CorruptCheckpoint(f"{layer.name}.{target} is stored twice, in two layouts")
         merges = converter is not None and any(isinstance(op, MergeModulelist) for op in converter.operations)
         stacked = layer.stacked and not merges
-        feeds = tuple(Feed(pattern, tuple(found), stacked) for pattern, found in fed.items())
-        coded = made if converter is not None and is_dequantizing(converter) else None
+        storage = self.storage if any(part for _, part in fed) else None
+        feeds = tuple(Feed(pattern, tuple(found), stacked, part) for (pattern, part), found in fed.items())
+        if self.storage is not None and len(made.shape) > 1 and (plain := [feed for feed in feeds if not feed.part]):
+            raise _not_coded(plain[0])
+        coded = made if storage is not None or (converter is not None and is_dequantizing(converter)) else None
         for feed in feeds:
             _check_feed(layer, target, feed, coded is not None)
         if converter is not None:
-            if lacking := [pattern for pattern in converter.source_patterns if pattern not in fed]:
+            if lacking := [pattern for pattern in converter.source_patterns if pattern not in patterns]:
                 raise CorruptCheckpoint(f"{layer.name}.{target}: the checkpoint has nothing for {', '.join(lacking)}")
             _check_separable(self.checkpoint.config.model_type, converter, merges)
-        recipe = Recipe(layer.name, target, made.dtype, feeds, converter, coded)
+        if storage is not None:
+            if stacked:
+                raise UnsupportedModel(f"{layer.name}.{target} is quantised with all experts in one tensor")
+            found = {(feed.pattern, feed.part): feed for feed in feeds}
+            sources = patterns if converter is None else converter.source_patterns
+            feeds = tuple(found[pattern, part] for pattern in sources for part in storage.parts)
+        recipe = Recipe(layer.name, target, made.dtype, feeds, converter, coded, storage)
         _check_codes(layer, recipe, self._shipped.stored_shapes(made))
         return recipe
 
@@ -276,7 +357,11 @@ class ExpertPlan:
             weights = []
             for stored, part in (feed.of(0) for feed in recipe.feeds):
                 shape = stored.shape if part is None else (1, *stored.shape[1:])
-                weights.append(torch.zeros((), dtype=torch_dtype(stored)).expand(shape))
+                weights.append(
+                    torch.zeros((), dtype=torch_dtype(stored, codes=recipe.storage is not None)).expand(shape)
+                )
+            if recipe.storage is not None:
+                self._check_joined(recipe, recipe.storage, recipe.matrices(weights))
             made |= self.make(recipe, weights)
         for tensor in record.tensors:
             if tensor.name not in made:
@@ -286,6 +371,33 @@ class ExpertPlan:
                     f"an expert's {tensor.name} in {layer.name} has the shape {tuple(made[tensor.name].shape)} in the "
                     f"checkpoint and {tensor.shape} by its configuration"
                 )
+
+    def _check_joined(self, recipe: Recipe, storage: MatrixStorage, matrices: list[list[torch.Tensor]]) -> None:
+        """Checks that matrices of this kind make the tensor, and that a converter puts them one behind the other, as a
+        record does."""
+        assert recipe.coded is not None
+        shapes = [storage.numbers(parts, recipe.dtype).shape for parts in matrices]
+        places = torch.arange(sum(math.prod(shape) for shape in shapes), dtype=torch.int32)
+        each = places.split([math.prod(shape) for shape in shapes])
+        made = recipe.make([part.view(shape) for part, shape in zip(each, shapes, strict=True)], self._model)
+        if (shape := tuple(made[recipe.target].shape)) != recipe.coded.shape:
+            raise CorruptCheckpoint(
+                f"an expert's {recipe.target} in {recipe.layer} has the shape {shape} in the checkpoint and "
+                f"{recipe.coded.shape} by its configuration"
+            )
+        if self.expert_format is not PLAIN_FORMAT and not torch.equal(made[recipe.target].reshape(-1), places):
+            raise UnsupportedModel(
+                f"{recipe.layer}.{recipe.target} is not its stored matrices one behind the other, so it can not stay "
+                f"{self.expert_format.name}: use --experts-as expanded"
+            )
+
+
+def _not_coded(feed: Feed) -> CorruptCheckpoint:
+    stored, _ = feed.of(0)
+    return CorruptCheckpoint(
+        f"{stored.name} in {stored.shard} is stored as {stored.dtype}, and the configuration's quantization_config "
+        "says that it is quantised: take that out, or save the quantised tensors"
+    )
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -335,7 +447,7 @@ def _numbered(key: str) -> Iterator[tuple[str, int, str]]:
 
 def _check_feed(layer: MoeLayer, target: str, feed: Feed, dequantized: bool) -> None:
     """Checks that there is exactly one tensor for each expert, in order, or one with all experts."""
-    what = f"{layer.name}.{target}"
+    what = f"{layer.name}.{target}" + (f" ({feed.part})" if feed.part else "")
     coded = [tensor for tensor in feed.tensors if not tensor.is_float]
     if coded and not dequantized:
         raise UnsupportedModel(f"{coded[0].name} is stored as {coded[0].dtype}, as quantised weights are")
@@ -359,6 +471,8 @@ def _check_feed(layer: MoeLayer, target: str, feed: Feed, dequantized: bool) -> 
 
 def _check_codes(layer: MoeLayer, recipe: Recipe, shapes: tuple[tuple[int, ...], ...]) -> None:
     """Checks that what should be codes (``shapes``: of an expert's) is stored as such."""
+    if recipe.storage is not None:
+        return
     for feed, shape in zip(recipe.parts, shapes, strict=True) if recipe.coded is not None else ():
         for stored in feed.tensors:
             expected = (layer.experts, *shape) if feed.stacked else shape
@@ -368,11 +482,7 @@ def _check_codes(layer: MoeLayer, recipe: Recipe, shapes: tuple[tuple[int, ...],
                     f"configuration {expected} of U8"
                 )
     if shapes and recipe.coded is None:
-        stored, _ = recipe.feeds[0].of(0)
-        raise CorruptCheckpoint(
-            f"{stored.name} in {stored.shard} is stored as {stored.dtype}, and the configuration's quantization_config "
-            "says that it is quantised: take that out, or save the quantised tensors"
-        )
+        raise _not_coded(recipe.feeds[0])
 
 
 def _expert_numbers(names: list[str], what: str) -> list[int]:

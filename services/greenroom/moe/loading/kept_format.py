@@ -7,9 +7,10 @@ from typing import Final
 import torch
 
 from greenroom.core.errors import InvalidConfig
+from greenroom.moe.architecture.moe_layers import blueprint, experts_modules
 from greenroom.moe.formats.expert_format import PLAIN_FORMAT, ExpertFormat
 from greenroom.moe.formats.registry import shipped_format
-from greenroom.moe.kernels.expert_products import COMPILED_FORMATS, PRODUCTS
+from greenroom.moe.kernels.expert_products import PRODUCTS, are_compiled
 from greenroom.moe.kernels.native.library import NativeUnavailable
 from greenroom.moe.kernels.native.rows import native_rows
 from greenroom.moe.loading.checkpoint import Checkpoint
@@ -41,9 +42,16 @@ def kept_format(
     shipped = shipped_format(checkpoint.config)
     if experts_as == "stored":
         return shipped
+    if experts_as == "expanded" or shipped is PLAIN_FORMAT:
+        return PLAIN_FORMAT
     computed = resolve_dtype(checkpoint, dtype) is torch.bfloat16 and products != "torch" and device == "cpu"
-    taken = experts_as == "auto" and computed and shipped.name in COMPILED_FORMATS and _compiled()
-    return shipped if taken else PLAIN_FORMAT
+    return shipped if computed and _compiled() and _taken(checkpoint, shipped) else PLAIN_FORMAT
+
+
+def _taken(checkpoint: Checkpoint, shipped: ExpertFormat) -> bool:
+    """Whether compiled products take all of the model's experts as they are shipped."""
+    modules = experts_modules(blueprint(checkpoint.config, torch.bfloat16))
+    return all(are_compiled(experts, shipped.name) for _, experts in modules)
 
 
 def _compiled() -> bool:

@@ -128,5 +128,5 @@ class MoePackSource:
             for feed in recipe.feeds:
                 data = stored.take()
                 total.update(data.numpy().data)
-                weights.append(typed(data, *feed.of(expert)))
+                weights.append(typed(data, *feed.of(expert), codes=recipe.storage is not None))
             yield recipe, weights

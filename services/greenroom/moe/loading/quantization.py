@@ -1,8 +1,8 @@
-"""Quantised checkpoints of MoE models: the one kind that is served.
+"""Which quantised checkpoints of MoE models are served, and how transformers finds gpt-oss's tensors.
 
-gpt-oss has its experts in MXFP4: blocks of 32 numbers of 4 bits, with a scale of 8 bits. transformers' own dequantiser
-makes numbers of them one by one while they are packed, unless they are to stay as they are (``moe/formats``). The dense
-weights are not quantised.
+Most methods store a matrix in tensors beside each other (``formats/stored_matrix.py``). gpt-oss has its experts in
+MXFP4: blocks of 32 numbers of 4 bits, with a scale of 8 bits. transformers' own dequantiser makes numbers of them one by
+one while they are packed, unless they are to stay as they are (``moe/formats``). Its dense weights are not quantised.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from greenroom.checkpoints.quantized import advice, quantization_method
 from greenroom.core.errors import UnsupportedModel
+from greenroom.moe.formats.registry import shipped_of
+from greenroom.moe.formats.stored_matrix import NotServed
 
 _MXFP4 = "mxfp4"
 _MXFP4_FAMILIES = ("gpt_oss",)
@@ -24,11 +26,17 @@ _MXFP4_FAMILIES = ("gpt_oss",)
 def refuse_quantized(config: Mapping[str, Any], model: str) -> None:
     """Raises UnsupportedModel, with advice, if the checkpoint is quantised in a way that is not served."""
     method = quantization_method(config)
-    if method is None or (method == _MXFP4 and config.get("model_type") in _MXFP4_FAMILIES):
+    if method is None:
         return
+    why = ""
+    try:
+        if shipped_of(config) is not None and (method != _MXFP4 or config.get("model_type") in _MXFP4_FAMILIES):
+            return
+    except NotServed as error:
+        why = f", and {error}"
     raise UnsupportedModel(
-        f"{model} is quantised ({method}); greenroom serves checkpoints in float32, bfloat16 and float16, and gpt-oss "
-        f"in MXFP4: {advice(method)}"
+        f"{model} is quantised ({method}){why}; greenroom serves checkpoints in float32, bfloat16 and float16, in FP8 "
+        f"with scales of 128 by 128 weights, of outputs or of matrices, and gpt-oss in MXFP4: {advice(method)}"
     )
 
 
@@ -58,8 +66,9 @@ def is_dequantizing(converter: WeightConverter) -> bool:
 
 
 def dequantizing_converters(config: Any, dtype: torch.dtype) -> list[WeightConverter]:
-    """The converters that transformers' mapping lacks for a quantised checkpoint. None for any other."""
-    if not getattr(config, "quantization_config", None):
+    """The converters that transformers' mapping lacks for a checkpoint in MXFP4. None for any other."""
+    settings = getattr(config, "quantization_config", None)
+    if not settings or quantization_method({"quantization_config": settings}) != _MXFP4:
         return []
     return [
         WeightConverter(

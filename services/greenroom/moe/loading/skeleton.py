@@ -14,9 +14,11 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
+from greenroom.checkpoints.safetensors_headers import StoredTensor
 from greenroom.checkpoints.shard_reader import ShardReader, typed
 from greenroom.core.errors import CorruptCheckpoint
 from greenroom.moe.architecture.moe_layers import CONSTRUCTING, MoeLayer, Outlined, model_class
+from greenroom.moe.formats.expert_format import BadCodes
 from greenroom.moe.kernels.experts_forward import IMPLEMENTATION
 from greenroom.moe.loading.conversion import ExpertPlan
 
@@ -66,7 +68,7 @@ def load_skeleton(plan: ExpertPlan, attn_implementation: str | None = None) -> A
 
 
 def _unquantized(config: Any) -> Any:
-    """Only experts are ever quantised here. The entry would make transformers load its quantiser."""
+    """Nothing dense is quantised any more. The entry would make transformers load its quantiser."""
     if getattr(config, "quantization_config", None) is None:
         return config
     config = copy.deepcopy(config)
@@ -75,15 +77,31 @@ def _unquantized(config: Any) -> Any:
 
 
 def _dense_weights(plan: ExpertPlan) -> dict[str, torch.Tensor]:
-    gguf = plan.checkpoint.gguf
+    """Matrices that are stored in parts become numbers of the model's dtype."""
     with ShardReader() as reader:
-        if gguf is None:
-            return {name: typed(reader.read(stored), stored) for name, stored in plan.dense.items()}
-        # Codes become numbers of the model's dtype piece by piece: in float32 they would take eight times as much.
-        return {
-            name: gguf.restored(name, typed(reader.read(stored), stored, dtype=plan.dtype))
-            for name, stored in plan.dense.items()
-        }
+        dense = {name: _dense(reader, plan, name, stored) for name, stored in plan.dense.items()}
+        for name, parts in plan.dense_in_parts.items():
+            dense[name] = _numbers(reader, plan, parts)
+    return dense
+
+
+def _dense(reader: ShardReader, plan: ExpertPlan, name: str, stored: StoredTensor) -> torch.Tensor:
+    gguf = plan.checkpoint.gguf
+    if gguf is None:
+        return typed(reader.read(stored), stored)
+    # Rounded piece by piece: as float32, codes of four bits would take eight times as much meanwhile.
+    return gguf.restored(name, typed(reader.read(stored), stored, dtype=plan.dtype))
+
+
+def _numbers(reader: ShardReader, plan: ExpertPlan, parts: dict[str, StoredTensor]) -> torch.Tensor:
+    assert plan.storage is not None
+    stored = [parts[part] for part in plan.storage.parts]
+    weights = [typed(reader.read(one), one, codes=True) for one in stored]
+    try:
+        plan.storage.check(weights, plan.dtype)
+    except BadCodes as error:
+        raise CorruptCheckpoint(f"{stored[error.part].name} in {stored[error.part].shard} {error}") from error
+    return plan.storage.numbers(weights, plan.dtype)
 
 
 def _strip(model: Any, layer: MoeLayer) -> None:

@@ -58,6 +58,12 @@ struct Linear {
   uint16_t *out;
 };
 
+// A matrix in codes whose neighbours share scales: grouped_products.inc. `units` of a panel, and of a group.
+struct CodedMatrix {
+  const uint8_t *codes, *scales, *minimums;
+  size_t units, group;
+};
+
 // One expert and the rows that are routed to it. `up` holds the gate projection, then the up projection. What follows `add` is
 // of experts with a clamped gate, whose `up` holds both in turns. With scales, `up` and `down` are MXFP4 codes.
 struct Expert {
@@ -70,6 +76,16 @@ struct Expert {
   const uint16_t *up_bias = nullptr, *down_bias = nullptr;
   float alpha = 0, limit = 0;
   const uint8_t *up_scales = nullptr, *down_scales = nullptr;
+  CodedMatrix up_codes{}, down_codes{};
+};
+
+// The products of SwiGLU experts in a format of grouped_formats.inc. `inputs` of a unit; `tensors` of a matrix: codes, scales,
+// and minimums if there are such.
+struct GroupedKernels {
+  const char *name;
+  size_t inputs, tensors;
+  void (*hidden)(const Expert &, const Rows &, Rows &, size_t begin, size_t end);
+  void (*output)(const Expert &, const Rows &, size_t begin, size_t end);
 };
 
 // Rows and weights of floats, products of floats.
@@ -134,13 +150,13 @@ constexpr size_t QUERIES_TOGETHER = 32, SCORES_TOGETHER = 1 << 18;
 #define BEGIN_AVX512 _Pragma("clang attribute push(__attribute__((target(\"avx512f\"))), apply_to=function)")
 #define BEGIN_AVX512BF16 \
   _Pragma("clang attribute push(__attribute__((target(\"avx512f,avx512bw,avx512vl,avx512bf16\"))), apply_to=function)")
-#define BEGIN_AVX2 _Pragma("clang attribute push(__attribute__((target(\"avx2,fma\"))), apply_to=function)")
+#define BEGIN_AVX2 _Pragma("clang attribute push(__attribute__((target(\"avx2,fma,f16c\"))), apply_to=function)")
 #define END_TARGET _Pragma("clang attribute pop")
 #else
 #define BEGIN_AVX512 _Pragma("GCC push_options") _Pragma("GCC target(\"avx512f,prefer-vector-width=512\")")
 #define BEGIN_AVX512BF16 \
   _Pragma("GCC push_options") _Pragma("GCC target(\"avx512f,avx512bw,avx512vl,avx512bf16,prefer-vector-width=512\")")
-#define BEGIN_AVX2 _Pragma("GCC push_options") _Pragma("GCC target(\"avx2,fma\")")
+#define BEGIN_AVX2 _Pragma("GCC push_options") _Pragma("GCC target(\"avx2,fma,f16c\")")
 #define END_TARGET _Pragma("GCC pop_options")
 #endif
 
@@ -222,6 +238,7 @@ struct Kernels {
   void (*clamped_output)(const Expert &, const Rows &, size_t begin, size_t end);
   void (*mxfp4_hidden)(const Expert &, const Rows &, Rows &, size_t begin, size_t end);
   void (*mxfp4_output)(const Expert &, const Rows &, size_t begin, size_t end);
+  const GroupedKernels *grouped;  // without a name behind the last one
   void (*linear)(const Linear &, const Rows &, size_t begin, size_t end);
   void (*linear_floats)(const LinearFloats &, size_t begin, size_t end);
   void (*norm)(const Norm &, size_t begin, size_t end);
@@ -233,7 +250,7 @@ struct Kernels {
 
 #define KERNELS(of) \
   { #of, of::hidden_part, of::output_part, of::clamped_hidden_part, of::clamped_output_part, of::mxfp4_hidden_part, \
-    of::mxfp4_output_part, of::linear_part, of::linear_floats_part, of::norm_part, of::attention_part, of::LANES, of::PAIRS, \
+    of::mxfp4_output_part, of::GROUPED, of::linear_part, of::linear_floats_part, of::norm_part, of::attention_part, of::LANES, of::PAIRS, \
     of::COLUMN_GRAIN, of::NEURON_GRAIN }
 
 // Whether the processor multiplies bf16 itself.
@@ -248,6 +265,14 @@ bool multiplies_bf16() {
 #endif
 }
 
+#if defined(__x86_64__)
+// Whether the processor has F16C, which older compilers can not ask for. All that have AVX2 do.
+bool converts_halfs() {
+  unsigned a, b, c, d;
+  return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+#endif
+
 // The instruction sets that this processor can run, the fastest first. On x86 without AVX2 there is none: torch is
 // faster there than `plain`.
 std::vector<Kernels> available() {
@@ -259,7 +284,7 @@ std::vector<Kernels> available() {
     found.push_back(KERNELS(avx512bf16));
 #endif
   if (__builtin_cpu_supports("avx512f")) found.push_back(KERNELS(avx512));
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) found.push_back(KERNELS(avx2));
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && converts_halfs()) found.push_back(KERNELS(avx2));
   if (!found.empty()) found.push_back(KERNELS(plain));
 #elif defined(__aarch64__)
 #if HAS_NEON_BF16
@@ -499,6 +524,51 @@ void run_clamped(const Routed &routed, const int64_t *weights, size_t tensors, d
   });
 }
 
+// SwiGLU experts in codes. `formats`: that of the first projection and how many inputs share a scale (0: all of them), then
+// those of the second one. `weights` has the addresses of each expert's tensors.
+void run_grouped(const Routed &routed, const int64_t *formats, const int64_t *weights, unsigned threads) {
+  const GroupedKernels &up = kernels.grouped[formats[0]], &down = kernels.grouped[formats[2]];
+  auto matrix = [](const GroupedKernels &of, int64_t group, size_t inputs, const int64_t *at) {
+    const size_t units = (inputs + of.inputs - 1) / of.inputs;
+    return CodedMatrix{(const uint8_t *)at[0], (const uint8_t *)at[1], (const uint8_t *)(of.tensors > 2 ? at[2] : 0), units,
+                       group ? group / of.inputs : units};
+  };
+  const size_t half = 16, words = (routed.hidden + 2 * half - 1) / (2 * half) * half;  // of grouped_products.inc
+  run_experts(routed, threads, up.hidden, half, down.output, words, half, [&](Expert &expert, size_t e) {
+    const int64_t *own = weights + (up.tensors + down.tensors) * e;
+    expert.up_codes = matrix(up, formats[1], routed.hidden, own);
+    expert.down_codes = matrix(down, formats[3], routed.inner, own + up.tensors);
+  });
+}
+
+// As greenroom_all_experts says, of experts that have `tensors` addresses in `weights` each. They are computed by
+// `compute(weights, starts, count, tokens, scales, out)`, which adds to its rows.
+template <class Compute>
+int64_t run_all(const int64_t *weights, size_t tensors, int64_t count, const int64_t *picks, const float *scales, int64_t rows,
+                int64_t k, int64_t hidden, void *stream, Compute compute) {
+  std::vector<int64_t> starts(count + 1), tokens(rows * k), used, bounds{0};
+  std::vector<float> factors(rows * k);
+  for (int64_t n = 0; n < rows * k; n++) starts[picks[n] + 1]++;
+  for (int64_t e = 0; e < count; e++) {
+    if (starts[e + 1]) {
+      used.insert(used.end(), weights + tensors * e, weights + tensors * (e + 1));
+      bounds.push_back(bounds.back() + starts[e + 1]);
+    }
+    starts[e + 1] += starts[e];
+  }
+  for (int64_t n = 0; n < rows * k; n++) {
+    int64_t at = starts[picks[n]]++;
+    tokens[at] = n / k;
+    factors[at] = scales[n];
+  }
+  std::vector<uint16_t> sum(rows * hidden);
+  const int64_t busy = bounds.size() - 1;
+  compute(used.data(), bounds.data(), busy, tokens.data(), factors.data(), sum.data());
+  uint16_t *into = (uint16_t *)stream;
+  for (int64_t n = 0; n < rows * hidden; n++) into[n] = to_bf16(to_float(into[n]) + to_float(sum[n]));
+  return busy;
+}
+
 }  // namespace
 
 extern "C" {
@@ -584,32 +654,38 @@ void greenroom_mxfp4_experts(const int64_t *weights, const int64_t *starts, int6
   run_clamped(routed, weights, 6, kernels.mxfp4_hidden, kernels.mxfp4_output, alpha, limit, threads);
 }
 
+// The formats of greenroom_grouped_experts. Null behind the last.
+const char *greenroom_grouped_format(int64_t number) { return choices.empty() ? nullptr : choices.front().grouped[number].name; }
+
+// As greenroom_experts, of experts in codes of a few bits: run_grouped. `hidden` and `inner` are even. Codes are padded to whole
+// units and panels.
+void greenroom_grouped_experts(const int64_t *formats, const int64_t *weights, const int64_t *starts, int64_t count, int64_t hidden,
+                               int64_t inner, const void *x, const int64_t *tokens, const float *scales, void *out, int add,
+                               unsigned threads) {
+  Routed routed{starts, tokens, (size_t)count, (size_t)hidden, (size_t)inner, scales, (const uint16_t *)x, (uint16_t *)out, add != 0};
+  run_grouped(routed, formats, weights, threads);
+}
+
 // An MoE layer all of whose experts are resident. `weights` are as above. Each row of x[rows, hidden] has `k` picks, and
 // their routing weights in `scales`. The weighted sum of its experts' results is added to its row of the residual stream
 // stream[rows, hidden]. Returns how many experts had any row.
 int64_t greenroom_all_experts(const int64_t *weights, int64_t count, const int64_t *picks, const float *scales, int64_t rows,
                               int64_t k, int64_t hidden, int64_t inner, const void *x, void *stream, unsigned threads) {
-  std::vector<int64_t> starts(count + 1), tokens(rows * k), used, bounds{0};
-  std::vector<float> factors(rows * k);
-  for (int64_t n = 0; n < rows * k; n++) starts[picks[n] + 1]++;
-  for (int64_t e = 0; e < count; e++) {
-    if (starts[e + 1]) {
-      used.insert(used.end(), {weights[2 * e], weights[2 * e + 1]});
-      bounds.push_back(bounds.back() + starts[e + 1]);
-    }
-    starts[e + 1] += starts[e];
-  }
-  for (int64_t n = 0; n < rows * k; n++) {
-    int64_t at = starts[picks[n]]++;
-    tokens[at] = n / k;
-    factors[at] = scales[n];
-  }
-  std::vector<uint16_t> sum(rows * hidden);
-  const int64_t busy = bounds.size() - 1;
-  greenroom_experts(used.data(), bounds.data(), busy, hidden, inner, x, tokens.data(), factors.data(), sum.data(), 1, threads);
-  uint16_t *into = (uint16_t *)stream;
-  for (int64_t n = 0; n < rows * hidden; n++) into[n] = to_bf16(to_float(into[n]) + to_float(sum[n]));
-  return busy;
+  auto compute = [&](const int64_t *used, const int64_t *starts, int64_t busy, const int64_t *tokens, const float *factors, void *out) {
+    greenroom_experts(used, starts, busy, hidden, inner, x, tokens, factors, out, 1, threads);
+  };
+  return run_all(weights, 2, count, picks, scales, rows, k, hidden, stream, compute);
+}
+
+// As greenroom_all_experts, with `formats` and `weights` as greenroom_grouped_experts has them.
+int64_t greenroom_all_grouped_experts(const int64_t *formats, const int64_t *weights, int64_t count, const int64_t *picks,
+                                      const float *scales, int64_t rows, int64_t k, int64_t hidden, int64_t inner, const void *x,
+                                      void *stream, unsigned threads) {
+  const size_t tensors = kernels.grouped[formats[0]].tensors + kernels.grouped[formats[2]].tensors;
+  auto compute = [&](const int64_t *used, const int64_t *starts, int64_t busy, const int64_t *tokens, const float *factors, void *out) {
+    greenroom_grouped_experts(formats, used, starts, busy, hidden, inner, x, tokens, factors, out, 1, threads);
+  };
+  return run_all(weights, tensors, count, picks, scales, rows, k, hidden, stream, compute);
 }
 
 // out[tokens[r], width] += rows[r, width], all bf16, in the order of the rows.

@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from greenroom.core.errors import InvalidConfig
+from greenroom.moe.formats.panels import GroupedCodes
 from greenroom.moe.kernels.native.library import NativeUnavailable, native_library
 
 INSTRUCTIONS: Final = "GREENROOM_INSTRUCTIONS"
@@ -105,6 +106,14 @@ class ClampedGate(NamedTuple):
     limit: float
 
 
+class GroupedExpert(NamedTuple):
+    """SwiGLU experts in codes: how each matrix is computed, and the width between both."""
+
+    up: GroupedCodes
+    down: GroupedCodes
+    inner: int
+
+
 class NativeRows:
     """The library, and up to how many rows a model uses it.
 
@@ -145,12 +154,21 @@ class NativeRows:
         self._clamped_experts.restype = None
         self._mxfp4_experts = library.greenroom_mxfp4_experts
         self._mxfp4_experts.argtypes, self._mxfp4_experts.restype = self._clamped_experts.argtypes, None
+        self._grouped_experts = library.greenroom_grouped_experts
+        self._grouped_experts.argtypes = [pointer, *self._experts.argtypes]
+        self._grouped_experts.restype = None
+        grouped = library.greenroom_grouped_format
+        grouped.argtypes, grouped.restype = [ctypes.c_int64], ctypes.c_char_p
+        self._grouped = {one.decode(): n for n, one in enumerate(iter(map(grouped, itertools.count()).__next__, None))}
         self._all_experts = library.greenroom_all_experts
         self._all_experts.argtypes = [
             *(pointer, count, pointer, pointer, count, count),
             *(count, count, pointer, pointer, ctypes.c_uint),
         ]
         self._all_experts.restype = count
+        self._all_grouped_experts = library.greenroom_all_grouped_experts
+        self._all_grouped_experts.argtypes = [pointer, *self._all_experts.argtypes]
+        self._all_grouped_experts.restype = count
         self._add_rows = library.greenroom_add_rows
         self._add_rows.argtypes = [pointer, pointer, pointer, count, count]
         self._add_rows.restype = None
@@ -367,6 +385,38 @@ class NativeRows:
             *(gate.alpha, _as_bf16(gate.limit), self._threads(3 * hidden * inner)),
         )
 
+    def grouped_experts(
+        self,
+        expert: GroupedExpert,
+        weights: Sequence[tuple[torch.Tensor, ...]],
+        starts: Sequence[int] | NDArray[np.int64],
+        rows: torch.Tensor,
+        tokens: NDArray[np.int64] | Lasting,
+        scales: NDArray[np.float32] | Lasting,
+        out: torch.Tensor,
+        *,
+        add: bool,
+        first: int = 0,
+    ) -> None:
+        """As ``experts``, of codes of a few bits that share scales. A group's products are summed, then scaled.
+
+        ``weights``: for each expert codes, scales, and minimums where there are such, of up and of down; laid out as in
+        ``moe/formats/panels.py``.
+        """
+        hidden = rows.shape[1]
+        addresses = array("q", [tensor.data_ptr() for one in weights for tensor in one])
+        formats, begins = self._grouped_formats(expert), array("q", starts)
+        self._grouped_experts(
+            *(formats.buffer_info()[0], addresses.buffer_info()[0], begins.buffer_info()[0], len(weights)),
+            *(hidden, expert.inner, rows.data_ptr(), _at(tokens) + 8 * first, _at(scales) + 4 * first),
+            *(out.data_ptr(), add, self._threads(3 * hidden * expert.inner)),
+        )
+
+    def _grouped_formats(self, expert: GroupedExpert) -> array[int]:
+        """Of both matrices the format's number, and how many inputs share a scale."""
+        up, down = expert.up, expert.down
+        return array("q", (self._grouped[up.name], up.group, self._grouped[down.name], down.group))
+
     def all_experts(
         self,
         addresses: Lasting,
@@ -385,6 +435,25 @@ class NativeRows:
         busy: int = self._all_experts(
             *(addresses.at, len(addresses.array), picks.data_ptr(), scales.data_ptr(), count, k),
             *(hidden, inner, rows.data_ptr(), stream.data_ptr(), self._threads(3 * hidden * inner)),
+        )
+        return busy
+
+    def all_grouped_experts(
+        self,
+        expert: GroupedExpert,
+        addresses: Lasting,
+        inner: int,
+        picks: torch.Tensor,
+        scales: torch.Tensor,
+        rows: torch.Tensor,
+        stream: torch.Tensor,
+    ) -> int:
+        """As ``all_experts``, of ``grouped_experts``. ``addresses[E, n]``: of their records' tensors."""
+        (count, hidden), k = rows.shape, picks.shape[1]
+        formats = self._grouped_formats(expert)
+        busy: int = self._all_grouped_experts(
+            *(formats.buffer_info()[0], addresses.at, len(addresses.array), picks.data_ptr(), scales.data_ptr()),
+            *(count, k, hidden, inner, rows.data_ptr(), stream.data_ptr(), self._threads(3 * hidden * inner)),
         )
         return busy
 

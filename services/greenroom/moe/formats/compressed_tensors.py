@@ -1,0 +1,29 @@
+"""What compressed-tensors' settings say of a checkpoint's experts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from greenroom.moe.formats.fp8 import BLOCK, FP8_BLOCKS, FP8_ROWS
+from greenroom.moe.formats.fp8_storage import Fp8Storage
+from greenroom.moe.formats.stored_matrix import NotServed, Shipped
+
+
+def compressed_tensors(settings: Mapping[str, Any]) -> Shipped:
+    """One scheme of weights for all layers. Raises NotServed for any other."""
+    groups = settings.get("config_groups")
+    if not isinstance(groups, Mapping) or not groups:
+        raise NotServed("its config_groups say nothing of weights")
+    schemes = [group.get("weights") if isinstance(group, Mapping) else None for group in groups.values()]
+    scheme = schemes[0]
+    if not isinstance(scheme, Mapping) or any(other != scheme for other in schemes):
+        raise NotServed("its config_groups have several schemes of weights")
+    if (scheme.get("type"), scheme.get("num_bits")) != ("float", 8):
+        raise NotServed(f"its weights are {scheme.get('type')} of {scheme.get('num_bits')} bits")
+    strategy, block = scheme.get("strategy"), scheme.get("block_structure")
+    if strategy == "block" and list(block or ()) == [BLOCK, BLOCK]:
+        return Shipped(FP8_BLOCKS, Fp8Storage("weight_scale", blocks=True))
+    if strategy in ("channel", "tensor"):
+        return Shipped(FP8_ROWS, Fp8Storage("weight_scale", blocks=False))
+    raise NotServed(f"its scales are by {strategy}{'' if block is None else f' of {block}'}")

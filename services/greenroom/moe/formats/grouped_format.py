@@ -1,0 +1,127 @@
+"""What the formats have in common whose codes share scales in groups along the inputs: experts of two matrices.
+
+A weight is the number of its code, times the scale of its group, less the group's minimum where a format has minimums.
+Matrices are ``[outputs, inputs]``. ``gate_up_proj`` joins gates and ups. ``panels.py`` has the layout.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import torch
+
+from greenroom.core.errors import CorruptCheckpoint
+from greenroom.experts.pack.layout import ExpertWeights, RecordLayout
+from greenroom.moe.architecture.moe_layers import ExpertTensor, MoeLayer
+from greenroom.moe.formats.expert_format import plain_record
+from greenroom.moe.formats.panels import HALF, PANEL, UNIT, GroupedCodes, panels_of, units_of
+
+_AT_ONCE: Final = 1 << 20
+"""Weights that are expanded at a time: few enough that what they take meanwhile stays in the processor's cache."""
+
+_EXPANDING_BYTES: Final = 16
+"""Of a weight meanwhile: codes laid out anew, numbers of 32 bits, their products with scales, and a copy of these."""
+
+Part = tuple[str, tuple[int, ...], str]
+"""One of the tensors that a record has for a matrix: the end of its name, its shape, its dtype."""
+
+
+def is_joined(tensor: ExpertTensor) -> bool:
+    """Whether it is gates, and behind them as many ups."""
+    return tensor.name.startswith("gate_up_proj")
+
+
+class GroupedFormat(ABC):
+    """An ``ExpertFormat``. Tensors that are no matrices are numbers of the model's dtype.
+
+    ``stored``, of which ``make`` makes a record, are a matrix's codes ``uint8[outputs, inputs]``, its scales
+    ``[outputs, groups]``, and minimums like these where the format has such.
+    """
+
+    name: str
+    version: int
+
+    @property
+    @abstractmethod
+    def products(self) -> tuple[GroupedCodes, GroupedCodes]:
+        """What the compiled products compute the first and the second matrix as."""
+        ...
+
+    @abstractmethod
+    def parts(self, panels: int, units: int, groups: int) -> tuple[Part, ...]:
+        """What a record has for a matrix of so many panels, units and groups: codes, scales, minimums."""
+        ...
+
+    @abstractmethod
+    def lay_out(self, stored: Sequence[torch.Tensor], *, joined: bool) -> tuple[torch.Tensor, ...]:
+        """The ``parts`` of a matrix."""
+        ...
+
+    @abstractmethod
+    def numbers(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Of some panels, in float32: ``[panels, 2, 16, units * 32]``."""
+        ...
+
+    def record(self, layer: MoeLayer) -> RecordLayout:
+        return RecordLayout.of(self._record(layer))
+
+    def stored_shapes(self, tensor: ExpertTensor) -> tuple[tuple[int, ...], ...]:
+        return ()
+
+    def check(self, tensor: ExpertTensor, stored: Sequence[torch.Tensor]) -> None:
+        """The storage has done so (``MatrixStorage.check``)."""
+        return
+
+    def make(self, tensor: ExpertTensor, stored: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        names = [f"{tensor.name}_{end}" for end, _, _ in self._parts_of(tensor)]
+        return dict(zip(names, self.lay_out(stored, joined=is_joined(tensor)), strict=True))
+
+    def expand(self, layer: MoeLayer, weights: ExpertWeights, into: ExpertWeights) -> None:
+        left = iter(weights)
+        for tensor, target in zip(layer.tensors, into, strict=True):
+            if _is_matrix(tensor):
+                parts = [next(left) for _ in self._parts_of(tensor)]
+                self._expand(parts, target, joined=is_joined(tensor))
+            else:
+                target[:] = next(left)
+
+    def expanding_bytes(self, layer: MoeLayer) -> int:
+        widest = max(units_of(tensor.shape[1]) * UNIT for tensor in layer.tensors if _is_matrix(tensor))
+        return max(_AT_ONCE, PANEL * widest) * _EXPANDING_BYTES
+
+    def _record(self, layer: MoeLayer) -> Iterator[Part]:
+        for tensor in layer.tensors:
+            if not _is_matrix(tensor):
+                yield plain_record(tensor)
+                continue
+            for end, shape, dtype in self._parts_of(tensor):
+                yield f"{tensor.name}_{end}", shape, dtype
+
+    def _parts_of(self, tensor: ExpertTensor) -> tuple[Part, ...]:
+        outputs, inputs = tensor.shape
+        joined = is_joined(tensor)
+        if inputs % 2 or outputs % (4 if joined else 2):
+            raise CorruptCheckpoint(
+                f"an expert's {tensor.name} is {outputs} by {inputs}, and {self.name} needs even widths"
+            )
+        group = self.products[0 if joined else 1].group
+        return self.parts(panels_of(outputs, joined=joined), units_of(inputs), -(-inputs // group) if group else 1)
+
+    def _expand(self, parts: Sequence[torch.Tensor], into: torch.Tensor, *, joined: bool) -> None:
+        panels, units = parts[0].shape[:2]
+        outputs, inputs = into.shape
+        step = max(1, _AT_ONCE // (units * UNIT * PANEL))
+        for first in range(0, panels, step):
+            numbers = self.numbers([part[first : first + step] for part in parts])[..., :inputs]
+            if joined:
+                own = into.view(2, outputs // 2, inputs)[:, first * HALF : (first + step) * HALF]
+                own.copy_(numbers.transpose(0, 1).reshape(2, -1, inputs)[:, : own.shape[1]])
+            else:
+                own = into[first * PANEL : (first + step) * PANEL]
+                own.copy_(numbers.reshape(-1, inputs)[: len(own)])
+
+
+def _is_matrix(tensor: ExpertTensor) -> bool:
+    return len(tensor.shape) == 2

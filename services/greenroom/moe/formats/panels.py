@@ -1,0 +1,119 @@
+"""The layout of codes in records for the compiled products (``kernels/native/grouped_products.inc``).
+
+A matrix ``[outputs, inputs]`` lies in *panels* of 32 outputs. A panel has two *halves* of 16. In a first projection
+that joins gates and ups they are 16 gates and the ups of the same neurons, else 32 neighbours. A panel is a run of
+*units* of some inputs, and has the scales of a *group* of inputs after those of the group before. Outputs and inputs
+that are missing in the last panel and unit are zeros.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import torch
+from torch.nn import functional
+
+HALF: Final = 16
+PANEL: Final = 2 * HALF
+UNIT: Final = 32
+"""Inputs of a unit in ``byte_codes`` and ``bit_codes``."""
+
+
+class GroupedCodes(NamedTuple):
+    """How the products compute one matrix.
+
+    ``name``: the format's in ``grouped_formats.inc``. ``group``: inputs that share a scale; 0: all.
+    """
+
+    name: str
+    group: int = 0
+
+
+def panels_of(outputs: int, *, joined: bool) -> int:
+    """``joined``: the matrix is gates, then as many ups."""
+    return -(-outputs // 2 // HALF) if joined else -(-outputs // PANEL)
+
+
+def units_of(inputs: int) -> int:
+    return -(-inputs // UNIT)
+
+
+def halves_of(rows: torch.Tensor, *, joined: bool) -> torch.Tensor:
+    """``rows[outputs, n]``, of whatever the outputs have, as ``[panels, 2, 16, n]``."""
+    outputs, width = rows.shape
+    panels = panels_of(outputs, joined=joined)
+    if joined:
+        gates_and_ups = _padded(rows.view(2, outputs // 2, width), panels * HALF)
+        return gates_and_ups.view(2, panels, HALF, width).transpose(0, 1)
+    return _padded(rows[None], panels * PANEL).view(panels, 2, HALF, width)
+
+
+def rows_of(halves: torch.Tensor, outputs: int, *, joined: bool) -> torch.Tensor:
+    """What ``halves_of`` was given."""
+    panels, _, _, width = halves.shape
+    if not joined:
+        return halves.reshape(panels * PANEL, width)[:outputs]
+    both = halves.transpose(0, 1).reshape(2, panels * HALF, width)
+    return both[:, : outputs // 2].reshape(outputs, width)
+
+
+def lane_values(values: torch.Tensor, *, joined: bool) -> torch.Tensor:
+    """Scales or minimums ``[outputs, groups]`` as ``[panels, groups, 32]``."""
+    halves = halves_of(values, joined=joined)
+    return halves.permute(0, 3, 1, 2).reshape(halves.shape[0], values.shape[1], PANEL)
+
+
+def rows_of_lanes(lanes: torch.Tensor, outputs: int, *, joined: bool) -> torch.Tensor:
+    """What ``lane_values`` was given."""
+    panels, groups, _ = lanes.shape
+    return rows_of(lanes.view(panels, groups, 2, HALF).permute(0, 2, 3, 1), outputs, joined=joined)
+
+
+def byte_codes(codes: torch.Tensor, *, joined: bool) -> torch.Tensor:
+    """Bytes ``[outputs, inputs]`` as ``[panels, units, 1024]``: for each input 16 of the left half, then of the right."""
+    halves, units = halves_of(_whole_units(codes), joined=joined), units_of(codes.shape[1])
+    by_input = halves.view(-1, 2, HALF, units, UNIT).permute(0, 3, 4, 1, 2)
+    return by_input.reshape(-1, units, UNIT * PANEL)
+
+
+def rows_of_bytes(codes: torch.Tensor, outputs: int, inputs: int, *, joined: bool) -> torch.Tensor:
+    """What ``byte_codes`` was given."""
+    panels, units, _ = codes.shape
+    halves = codes.view(panels, units, UNIT, 2, HALF).permute(0, 3, 4, 1, 2)
+    return rows_of(halves.reshape(panels, 2, HALF, units * UNIT), outputs, joined=joined)[:, :inputs]
+
+
+def bit_codes(codes: torch.Tensor, bits: int, *, joined: bool) -> torch.Tensor:
+    """Codes of 1, 2 or 4 ``bits`` in ``uint8[outputs, inputs]`` as ``[panels, units, 128 * bits]``.
+
+    A row of a unit is 16 lanes of 32 bits, little-endian, a lane for one output of each half. From the lowest bits on it
+    has an input of the left half, the same one of the right half, the next input of both, and so on.
+    """
+    units, together = units_of(codes.shape[1]), 16 // bits
+    halves = halves_of(_whole_units(codes), joined=joined)
+    lanes = halves.view(-1, 2, HALF, units, UNIT // together, together).permute(0, 3, 4, 2, 5, 1)
+    several = lanes.reshape(-1, units, 4 * bits * PANEL, 8 // bits)
+    packed = several[..., 0].clone()
+    for place in range(1, 8 // bits):
+        packed |= several[..., place] << bits * place
+    return packed
+
+
+def rows_of_bits(packed: torch.Tensor, bits: int, outputs: int, inputs: int, *, joined: bool) -> torch.Tensor:
+    """What ``bit_codes`` was given."""
+    panels, units, _ = packed.shape
+    together = 16 // bits
+    several = torch.stack([packed >> bits * place & (1 << bits) - 1 for place in range(8 // bits)], dim=-1)
+    lanes = several.view(panels, units, UNIT // together, HALF, together, 2).permute(0, 5, 3, 1, 2, 4)
+    return rows_of(lanes.reshape(panels, 2, HALF, units * UNIT), outputs, joined=joined)[:, :inputs]
+
+
+def _whole_units(codes: torch.Tensor) -> torch.Tensor:
+    missing = -codes.shape[1] % UNIT
+    return functional.pad(codes, (0, missing)) if missing else codes
+
+
+def _padded(rows: torch.Tensor, count: int) -> torch.Tensor:
+    """``rows[n, outputs, width]`` with so many outputs."""
+    missing = count - rows.shape[1]
+    return functional.pad(rows, (0, 0, 0, missing)) if missing else rows

@@ -1,0 +1,57 @@
+"""How a quantisation method stores one matrix of a checkpoint: in several tensors beside each other, its *parts*.
+
+``layers.0.mlp.experts.3.up_proj.weight`` and ``….weight_scale_inv``, for example, are two parts. A format of records
+(``GroupedFormat``) may serve several methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from greenroom.checkpoints.safetensors_headers import StoredTensor
+from greenroom.core.errors import UnsupportedModel
+from greenroom.moe.formats.expert_format import ExpertFormat
+
+
+class NotServed(UnsupportedModel):
+    """Settings of a quantisation method for which there is no format. The message says what they are."""
+
+
+class MatrixStorage(Protocol):
+    parts: tuple[str, ...]
+    """The last components of the parts' names. They stand in the place of ``weight``."""
+
+    def is_part(self, tensor: StoredTensor) -> bool:
+        """Whether a tensor of such a name is one: a ``weight`` may hold numbers as well."""
+        ...
+
+    def check_headers(self, stored: Mapping[str, StoredTensor]) -> None:
+        """``stored``: all parts of one matrix. Raises CorruptCheckpoint, with file and tensor, if their dtypes and
+        shapes do not belong together."""
+        ...
+
+    def check(self, parts: Sequence[torch.Tensor], dtype: torch.dtype) -> None:
+        """Raises BadCodes if some weights are no numbers, or none of ``dtype``. Codes of 8 bits are given as uint8."""
+        ...
+
+    def codes(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """What the method's format of records makes a record of (``GroupedFormat.make``), of this matrix alone."""
+        ...
+
+    def numbers(self, parts: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+        """``[outputs, inputs]``, as transformers makes them."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Shipped:
+    """What a checkpoint has its experts in. ``storage``: how it stores a matrix of them, and of its linear layers.
+    None: as one tensor, or in tensors that a converter of transformers puts together (``loading/quantization.py``).
+    """
+
+    format: ExpertFormat
+    storage: MatrixStorage | None = None

@@ -1,0 +1,134 @@
+"""FP8 experts give the same logits at any budget and policy, and the tokens of transformers' model of them in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from greenroom.demo import bundled_model_path
+from greenroom.demo.tasks import TASKS, samples
+from greenroom.experts.pack.pack_file import PackFile
+from greenroom.moe.attention.kv_cache import KVStore
+from greenroom.moe.attention.ragged_attention import Chunk
+from greenroom.moe.formats.expert_format import PLAIN_FORMAT, ExpertFormat
+from greenroom.moe.formats.fp8 import FP8_BLOCKS, FP8_ROWS
+from greenroom.moe.forward.ragged_model import RaggedModel
+from greenroom.moe.kernels.native.rows import NativeRows, RowLimits
+from greenroom.moe.loading.checkpoint import resolve
+from greenroom.moe.loading.load_model import load
+from greenroom.moe.loading.packing import ensure_pack
+from tests.compiled import native as native
+from tests.contract.exactness.models import Model, batch_logits
+from tests.fp8_checkpoints import save_dequantized, to_fp8
+
+KINDS = {"blocks": FP8_BLOCKS, "compressed-channels": FP8_ROWS}
+NATIVE, TORCH = "native", "torch"
+
+
+class Models:
+    """The bundled model in FP8, packed and loaded as it is stored and expanded, by each kind of products."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.folders = {kind: to_fp8(bundled_model_path(), root / kind, kind) for kind in KINDS}
+        self._made: dict[tuple[str, str, str], Model] = {}
+
+    def get(self, kind: str, kept: ExpertFormat, products: str) -> Model:
+        key = kind, kept.name, products
+        if key not in self._made:
+            checkpoint = resolve(str(self.folders[kind]))
+            pack = PackFile.open(ensure_pack(checkpoint, cache_dir=self.root / "cache", expert_format=kept))
+            loaded = load(checkpoint, products=products, expert_format=kept)
+            if loaded.native is not None:
+                loaded.native.limits = RowLimits(512, 512, 512)
+            ragged = RaggedModel(loaded.model, native=loaded.native)
+            self._made[key] = Model(checkpoint.folder, loaded, ragged, pack)
+        return self._made[key]
+
+    def close(self) -> None:
+        for model in self._made.values():
+            model.pack.close()
+
+
+@pytest.fixture(scope="module")
+def fp8(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
+    made = Models(tmp_path_factory.mktemp("fp8"))
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("policy", ["lru", "look-ahead", "duoserve", "next-use"])
+@pytest.mark.parametrize("budget", ["33%", "smallest"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_are_the_same_at_any_budget(
+    native: NativeRows, fp8: Models, kind: str, budget: str, policy: str
+) -> None:
+    model = fp8.get(kind, KINDS[kind], NATIVE)
+    assert model.loaded.native is not None
+    assert model.ragged.lean is not None, "the lean decoder takes these experts"
+    with model.experts("100%", "lru"):
+        expected = batch_logits(model.ragged)
+    with model.experts(budget, policy) as engine:
+        logits = batch_logits(model.ragged)
+        assert engine.counters.evictions > 0
+    assert all(torch.equal(ours, whole) for ours, whole in zip(logits, expected, strict=True))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("budget", ["100%", "33%"])
+def test_torch_computes_the_expanded_experts(fp8: Models, kind: str, budget: str) -> None:
+    stored, expanded = (fp8.get(kind, kept, TORCH) for kept in (KINDS[kind], PLAIN_FORMAT))
+    with expanded.experts("100%", "lru"):
+        expected = batch_logits(expanded.ragged)
+    with stored.experts(budget, "lru"):
+        logits = batch_logits(stored.ragged)
+    assert all(torch.equal(ours, whole) for ours, whole in zip(logits, expected, strict=True))
+
+
+def texts(folder: Path) -> list[list[int]]:
+    """Held-out prompts with their answers."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    found = []
+    for task in TASKS:
+        for one in samples(task, 8, seed=77):
+            chat = [{"role": "user", "content": one.prompt}, {"role": "assistant", "content": one.answer}]
+            found.append(tokenizer.apply_chat_template(chat, return_dict=True)["input_ids"])
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_most_likely_tokens_are_those_of_float32(
+    native: NativeRows, fp8: Models, kind: str, tmp_path: Path
+) -> None:
+    """Of transformers' model of the same numbers in float32, attention and all: all that differs is rounding."""
+    model = fp8.get(kind, KINDS[kind], NATIVE)
+    reference = transformers.AutoModelForCausalLM.from_pretrained(
+        save_dequantized(fp8.folders[kind], tmp_path / kind), dtype=torch.float32, experts_implementation="eager"
+    )
+    same = total = 0
+    largest = 0.0
+    with model.experts("100%", "lru"), torch.inference_mode():
+        for tokens in texts(model.folder):
+            ours = logits_of(model.ragged, tokens)
+            theirs = reference(torch.tensor([tokens])).logits[0]
+            same += int((ours.argmax(dim=-1) == theirs.argmax(dim=-1)).sum())
+            total += len(tokens)
+            largest = max(largest, float((ours - theirs).abs().max()))
+    told = f"{kind}: {same} of {total} positions ({same / total:.2%}), logits differ by at most {largest:.3f}"
+    print(told)  # noqa: T201 - how near it is
+    assert total > 1000
+    assert same >= 0.99 * total, told
+
+
+def logits_of(ragged: RaggedModel, tokens: list[int]) -> torch.Tensor:
+    """Of every position, a row a step behind the first one: as decoding computes them."""
+    store = KVStore(ragged.layout, ragged.layout.nbytes(len(tokens)))
+    kv, found = store.reserve(len(tokens)), []
+    for token in tokens:
+        found.append(ragged.forward([Chunk(0, [token], kv, prefill=False, wants_logits=True)]).float().clone())
+        kv.commit(1)
+    return torch.cat(found)

@@ -1,0 +1,102 @@
+"""Random SwiGLU experts in the formats whose codes share scales: as they are stored, as records, and expanded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from greenroom.experts.pack.layout import ExpertWeights
+from greenroom.moe.architecture.moe_layers import ExpertTensor, MoeLayer
+from greenroom.moe.formats.fp8 import BLOCK, FP8_BLOCKS, FP8_ROWS
+from greenroom.moe.formats.grouped_format import GroupedFormat, is_joined
+from greenroom.moe.formats.int8 import INT8
+from greenroom.moe.kernels.native.rows import GroupedExpert
+
+Sample = Callable[[ExpertTensor, torch.Generator, bool], tuple[torch.Tensor, ...]]
+"""Of ``(tensor, generator, whole)`` what is stored of it. ``whole``: codes are integers up to 4, scales
+powers of two."""
+
+
+@dataclass(frozen=True)
+class GroupedWeights:
+    """``stored``: of each matrix. ``expanded``: in float32."""
+
+    layer: MoeLayer
+    expert: GroupedExpert
+    stored: tuple[tuple[torch.Tensor, ...], ...]
+    record: ExpertWeights
+    expanded: ExpertWeights
+
+
+def swiglu_layer(hidden: int, inner: int, dtype: torch.dtype = torch.float32) -> MoeLayer:
+    shapes = {"gate_up_proj": (2 * inner, hidden), "down_proj": (hidden, inner)}
+    return MoeLayer("experts", 1, 1, tuple(ExpertTensor(name, shape, dtype) for name, shape in shapes.items()), True)
+
+
+def _scales(shape: tuple[int, int], generator: torch.Generator, whole: bool) -> torch.Tensor:
+    if whole:
+        return torch.exp2(torch.randint(-1, 2, shape, generator=generator).float())
+    return torch.rand(shape, generator=generator) + 0.5
+
+
+def _int8(tensor: ExpertTensor, generator: torch.Generator, whole: bool) -> tuple[torch.Tensor, ...]:
+    outputs, inputs = tensor.shape
+    most = 4 if whole else 127
+    codes = torch.randint(-most - 1 + whole, most + 1, (outputs, inputs), generator=generator).to(torch.int8)
+    scales = _scales((outputs, -(-inputs // 32)), generator, whole) * (1.0 if whole else 0.004)
+    return codes.view(torch.uint8), scales.half()
+
+
+def _fp8_codes(outputs: int, inputs: int, generator: torch.Generator, whole: bool) -> torch.Tensor:
+    if whole:
+        numbers = torch.randint(-4, 5, (outputs, inputs), generator=generator).float()
+        return numbers.to(torch.float8_e4m3fn).view(torch.uint8)
+    codes = torch.randint(0, 256, (outputs, inputs), generator=generator, dtype=torch.uint8)
+    return codes.masked_fill_(codes & 0x7F == 0x7F, 0x7E)
+
+
+def _fp8_blocks(tensor: ExpertTensor, generator: torch.Generator, whole: bool) -> tuple[torch.Tensor, ...]:
+    outputs, inputs = tensor.shape
+    matrices = 2 if is_joined(tensor) else 1
+    rows = []
+    for _ in range(matrices):
+        own = _scales((-(-outputs // matrices // BLOCK), -(-inputs // BLOCK)), generator, whole)
+        rows.append(own.repeat_interleave(BLOCK, dim=0)[: outputs // matrices] * (1.0 if whole else 0.004))
+    return _fp8_codes(outputs, inputs, generator, whole), torch.cat(rows)
+
+
+def _fp8_rows(tensor: ExpertTensor, generator: torch.Generator, whole: bool) -> tuple[torch.Tensor, ...]:
+    outputs, inputs = tensor.shape
+    scales = _scales((outputs, 1), generator, whole) * (1.0 if whole else 0.004)
+    return _fp8_codes(outputs, inputs, generator, whole), scales
+
+
+SAMPLES: Final[dict[str, tuple[GroupedFormat, Sample]]] = {
+    INT8.name: (INT8, _int8),
+    FP8_BLOCKS.name: (FP8_BLOCKS, _fp8_blocks),
+    FP8_ROWS.name: (FP8_ROWS, _fp8_rows),
+}
+
+
+def grouped_weights(name: str, seed: int, hidden: int, inner: int, *, whole: bool = False) -> GroupedWeights:
+    kept, sample = SAMPLES[name]
+    generator, layer = torch.Generator().manual_seed(seed), swiglu_layer(hidden, inner)
+    stored = tuple(sample(tensor, generator, whole) for tensor in layer.tensors)
+    if whole:  # every gate is 128 for rows whose first number is 32: silu leaves it as it is
+        stored[0][0][:inner] = 0
+        stored[0][0][:inner, 0] = 4 if kept is INT8 else 0x48  # four in E4M3
+        for part in stored[0][1:]:
+            part[:inner] = 1
+    by_name: dict[str, torch.Tensor] = {}
+    for tensor, parts in zip(layer.tensors, stored, strict=True):
+        by_name |= kept.make(tensor, parts)
+    layout = kept.record(layer)
+    record = layout.views(torch.zeros(layout.nbytes, dtype=torch.uint8))
+    for spec, view in zip(layout.tensors, record, strict=True):
+        view.copy_(by_name[spec.name])
+    expanded = tuple(torch.empty(tensor.shape) for tensor in layer.tensors)
+    kept.expand(layer, record, expanded)
+    return GroupedWeights(layer, GroupedExpert(*kept.products, inner), stored, record, expanded)

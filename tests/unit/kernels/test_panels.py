@@ -1,0 +1,78 @@
+"""The layout of codes that share scales: every code has one place, and comes back from it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from greenroom.moe.formats.panels import (
+    HALF,
+    PANEL,
+    UNIT,
+    bit_codes,
+    byte_codes,
+    halves_of,
+    lane_values,
+    rows_of,
+    rows_of_bits,
+    rows_of_bytes,
+    rows_of_lanes,
+)
+
+outputs = st.integers(1, 40).map(lambda quarter: 4 * quarter)
+inputs = st.integers(1, 50).map(lambda half: 2 * half)
+
+
+def codes_of(outputs: int, inputs: int, below: int = 256) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(outputs * 1000 + inputs)
+    return torch.randint(0, below, (outputs, inputs), dtype=torch.uint8, generator=generator)
+
+
+@given(outputs, inputs, st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_everything_comes_back(outputs: int, inputs: int, joined: bool) -> None:
+    codes = codes_of(outputs, inputs)
+    assert torch.equal(rows_of(halves_of(codes, joined=joined), outputs, joined=joined), codes)
+    assert torch.equal(rows_of_bytes(byte_codes(codes, joined=joined), outputs, inputs, joined=joined), codes)
+    assert torch.equal(rows_of_lanes(lane_values(codes, joined=joined), outputs, joined=joined), codes)
+    for bits in (1, 2, 4):
+        few = codes_of(outputs, inputs, 1 << bits)
+        packed = bit_codes(few, bits, joined=joined)
+        assert packed.shape[2] * 8 == UNIT * PANEL * bits
+        assert torch.equal(rows_of_bits(packed, bits, outputs, inputs, joined=joined), few)
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_where_a_byte_lies(joined: bool) -> None:
+    codes = codes_of(96, 80)
+    laid = byte_codes(codes, joined=joined)
+    assert laid.shape == (3, 3, UNIT * PANEL)
+    for output, of in ((0, 0), (17, 33), (50, 79), (95, 64)):
+        neurons = 48
+        if joined:
+            panel, half, lane = output % neurons // HALF, output // neurons, output % neurons % HALF
+        else:
+            panel, half, lane = output // PANEL, output % PANEL // HALF, output % HALF
+        place = of % UNIT * PANEL + half * HALF + lane
+        assert laid[panel, of // UNIT, place] == codes[output, of]
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4])
+def test_where_bits_lie(bits: int) -> None:
+    codes = codes_of(64, 64, 1 << bits)
+    words = bit_codes(codes, bits, joined=False).view(torch.int32).view(2, 2, -1, HALF)
+    together = 16 // bits
+    for output, of in ((0, 0), (21, 35), (47, 63)):
+        panel, half, lane = output // PANEL, output % PANEL // HALF, output % HALF
+        word = int(words[panel, of // UNIT, of % UNIT // together, lane]) & 0xFFFFFFFF
+        shift = bits * (2 * (of % together) + half)
+        assert word >> shift & (1 << bits) - 1 == codes[output, of]
+
+
+def test_what_is_missing_is_zero() -> None:
+    laid = byte_codes(torch.full((20, 6), 9, dtype=torch.uint8), joined=True)
+    assert laid.shape == (1, 1, UNIT * PANEL)
+    assert int((laid == 9).sum()) == 20 * 6
+    assert int((laid != 0).sum()) == 20 * 6
