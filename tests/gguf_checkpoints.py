@@ -40,8 +40,8 @@ SIZES: dict[str, dict[str, Any]] = {
     "olmoe": {"hidden_size": 64, "intermediate_size": 96, "num_key_value_heads": 4},
     "gpt_oss": {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16},
 }
-"""Changes to ``random_checkpoints``' configurations. Blocks are 32 wide, llama.cpp has no dense layers between, and in OLMoE as
-many heads of keys as of queries."""
+"""Changes to ``random_checkpoints``' configurations. Blocks are 32 wide, llama.cpp has no dense layers between, and in
+OLMoE as many heads of keys as of queries."""
 
 _HALVES = {  # where a block has numbers in half precision, and what they are to be for a weight of about 1
     "Q2_K": {80: 0.08, 82: 0.12},
@@ -107,11 +107,12 @@ def save_gguf(
     tensors: Callable[[dict[str, tuple[NDArray[Any], Kind]]], object] | None = None,
     shard_tensors: int = 0,
 ) -> Path:
-    """Write ``checkpoint`` as a GGUF file whose matrices are of ``kind``, and what it means to the folder ``reference``.
+    """Write ``checkpoint`` as a GGUF file whose matrices are of ``kind``, and what it means to the folder
+    ``reference``.
 
-    ``pre``: how its tokenizer splits text; None leaves the tokenizer out. ``metadata``: further keys, or others in their
-    place, None for none; ``tensors`` changes what is written: ways to break it. ``shard_tensors``: as many in each of
-    several files. Gives the first file.
+    ``pre``: how its tokenizer splits text; None leaves the tokenizer out. ``metadata``: further keys, or others in
+    their place, None for none; ``tensors`` changes what is written: ways to break it. ``shard_tensors``: as many in
+    each of several files. Gives the first file.
     """
     config = json.loads((checkpoint / "config.json").read_text())
     family = config["model_type"]
@@ -170,6 +171,7 @@ def _unpermuted(weights: NDArray[np.float32], heads: int) -> NDArray[np.float32]
 
 def _write_gpt_oss(writing: _Writing, at: str, part: str, weight: NDArray[np.float32]) -> NDArray[np.float32]:
     """Gate and up take turns in the checkpoint, and its matrices are ``[inputs, outputs]``."""
+
     def turned(rows: NDArray[np.float32]) -> NDArray[np.float32]:
         return np.ascontiguousarray(rows.swapaxes(-1, -2))
 
@@ -280,7 +282,9 @@ def as_float32(path: Path, target: Path) -> Path:
             add_value(writer, key, value.contents())
     for tensor in reader.tensors:
         shape = [int(size) for size in reversed(tensor.shape)]
-        writer.add_tensor(tensor.name, np.ascontiguousarray(gguf.dequantize(tensor.data, tensor.tensor_type)).reshape(shape))
+        writer.add_tensor(
+            tensor.name, np.ascontiguousarray(gguf.dequantize(tensor.data, tensor.tensor_type)).reshape(shape)
+        )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -115,7 +115,9 @@ def test_the_bundled_model_quantised_says_nearly_the_same(
     text = TextProcessor.from_folder(path)
     asked, answering = [], []
     for one in (one for task in TASKS for one in samples(task, 6, seed=3)):
-        prompt = text.tokenizer.encode(text.chat.render([{"role": "user", "content": one.prompt}]), add_special_tokens=False)
+        prompt = text.tokenizer.encode(
+            text.chat.render([{"role": "user", "content": one.prompt}]), add_special_tokens=False
+        )
         answer = text.tokenizer.encode(one.answer, add_special_tokens=False)
         asked.append(torch.tensor(prompt + answer))
         answering.append(torch.arange(len(prompt + answer)) >= len(prompt) - 1)  # in prompts anything may come next

@@ -63,7 +63,12 @@ def test_eight_bits_answer_nearly_the_same(files: dict[str, Path], cache: Path) 
 @pytest.fixture
 def runtime(files: dict[str, Path], cache: Path) -> Iterator[ModelRuntime]:
     config = WorkerConfig(
-        str(files["Q8_0"]), served_model_name="eight-bits", expert_memory="33%", policy="lfu", cache_dir=cache, threads=1
+        str(files["Q8_0"]),
+        served_model_name="eight-bits",
+        expert_memory="33%",
+        policy="lfu",
+        cache_dir=cache,
+        threads=1,
     )
     with ModelRuntime(config) as made:
         yield made

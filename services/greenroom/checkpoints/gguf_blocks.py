@@ -124,8 +124,9 @@ def _of_parts(blocks: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
 
 
 class Q4KCodes(NamedTuple):
-    """``codes``: ``uint8[blocks, 256]``. A number is a code times its scale and the block's ``factors``, less its minimum
-    times ``less``: both ``float16[blocks, 1]``. ``scales`` and ``minimums``: of 32 codes, ``uint8[blocks, 8]``."""
+    """``codes``: ``uint8[blocks, 256]``. A number is a code times its scale and the block's ``factors``, less its
+    minimum times ``less``: both ``float16[blocks, 1]``. ``scales`` and ``minimums``: of 32 codes, ``uint8[blocks,
+    8]``."""
 
     codes: torch.Tensor
     factors: torch.Tensor

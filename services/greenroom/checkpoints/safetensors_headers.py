@@ -22,8 +22,8 @@ _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One tensor of a checkpoint: the place and the type of its bytes. ``block``: of GGUF, whose codes mean the tensor's
-    numbers; ``dtype`` is then its name."""
+    """One tensor of a checkpoint: the place and the type of its bytes. ``block``: of GGUF, whose codes mean the
+    tensor's numbers; ``dtype`` is then its name."""
 
     name: str
     shard: Path

@@ -49,8 +49,8 @@ _CODES = {"F8_E4M3": torch.uint8}
 
 
 def torch_dtype(tensor: StoredTensor, *, codes: bool = False) -> torch.dtype:
-    """Of the tensor as ``typed`` gives it. ``codes``: take quantised weights too, as they are. Raises UnsupportedModel for
-    those that are not known."""
+    """Of the tensor as ``typed`` gives it. ``codes``: take quantised weights too, as they are. Raises UnsupportedModel
+    for those that are not known."""
     if tensor.block is not None:
         return torch.uint8 if codes else torch.float32
     if codes and tensor.dtype in _CODES:
@@ -194,8 +194,8 @@ def typed(
 ) -> torch.Tensor:
     """``data`` of ``ShardReader.read`` in its dtype and shape. A slice keeps a first dimension of 1.
 
-    ``codes``: see ``torch_dtype``; GGUF's blocks then have the bytes of a row last. ``dtype``: what floating numbers are
-    rounded to, in place of their own. Raises CorruptCheckpoint for blocks that mean no numbers.
+    ``codes``: see ``torch_dtype``; GGUF's blocks then have the bytes of a row last. ``dtype``: what floating numbers
+    are rounded to, in place of their own. Raises CorruptCheckpoint for blocks that mean no numbers.
     """
     shape = stored_shape(tensor, codes=codes) if part is None else (1, *stored_shape(tensor, codes=codes)[1:])
     if tensor.block is not None and not codes:

@@ -1,4 +1,5 @@
-"""How GGUF stores numbers: by themselves, or as codes in blocks of a fixed size. After ``ggml.h`` and ``ggml-common.h``.
+"""How GGUF stores numbers: by themselves, or as codes in blocks of a fixed size. After ``ggml.h`` and
+``ggml-common.h``.
 
 A row of a tensor is whole blocks, so a type with 256 numbers a block has no row of another multiple.
 """

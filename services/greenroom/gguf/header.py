@@ -4,8 +4,8 @@ Format (github.com/ggml-org/ggml/blob/master/docs/gguf.md): ``GGUF``, version, t
 the metadata (key, type, value); the tensors (name, shape, type, offset); then, aligned, the data.
 
 A file may come from anywhere. So nothing is allocated that the file does not have the bytes for, and nothing is mapped:
-every count, length and offset is compared with the file's size before it is used. Hence a reader of our own: that of the
-``gguf`` package maps the file and trusts its counts.
+every count, length and offset is compared with the file's size before it is used. Hence a reader of our own: that of
+the ``gguf`` package maps the file and trusts its counts.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class GgufHeader:
 
 
 def read_header(path: Path) -> GgufHeader:
-    """Raises CorruptCheckpoint, with what is wrong where, for a file that is missing, truncated, malformed or unreadable;
-    UnsupportedModel for versions and types that are not known."""
+    """Raises CorruptCheckpoint, with what is wrong where, for a file that is missing, truncated, malformed or
+    unreadable; UnsupportedModel for versions and types that are not known."""
     try:
         with path.open("rb") as file:
             return _read(path, file, path.stat().st_size)

@@ -67,9 +67,11 @@ def _check_place(header: GgufHeader, number: int, count: int) -> None:
     said = header.metadata.count(_COUNT, 1, least=0) or 1  # older writers say 0 for one file
     if said != count:
         raise CorruptCheckpoint(
-            f"{header.path} is named as one of {count} shards, and says that it is one of {said} ({_COUNT}): shards are "
-            f"found by their names, NAME-00001-of-{said:05}{SUFFIX}"
+            f"{header.path} is named as one of {count} shards, and says that it is one of {said} ({_COUNT}): shards "
+            f"are found by their names, NAME-00001-of-{said:05}{SUFFIX}"
         )
     own = header.metadata.count(_NUMBER, number, least=0)
     if own != number:
-        raise CorruptCheckpoint(f"{header.path} says that it is shard {own + 1} ({_NUMBER}), by its name it is {number + 1}")
+        raise CorruptCheckpoint(
+            f"{header.path} says that it is shard {own + 1} ({_NUMBER}), by its name it is {number + 1}"
+        )

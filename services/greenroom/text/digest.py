@@ -18,8 +18,8 @@ from greenroom.text.model_text import text_files_of
 
 
 def text_digest(place: Path) -> str:
-    """Of the tokenizer's and the chat templates' files in a checkpoint's folder, by name and content; of a GGUF file, of
-    what they would be. Raises as ``text_files_of`` for a GGUF file."""
+    """Of the tokenizer's and the chat templates' files in a checkpoint's folder, by name and content; of a GGUF file,
+    of what they would be. Raises as ``text_files_of`` for a GGUF file."""
     return _of_gguf(place) if place.is_file() else _of_folder(place)
 
 

@@ -1,7 +1,7 @@
 """The tokenizer and the chat templates of a GGUF file, as ``tokenizer.json`` would describe them.
 
-A file has a vocabulary, the kind of each token, and merges or scores; the rest is by its *model* and the name that it has
-for how text is split (``tokenizer.ggml.pre``), as llama.cpp knows them:
+A file has a vocabulary, the kind of each token, and merges or scores; the rest is by its *model* and the name that it
+has for how text is split (``tokenizer.ggml.pre``), as llama.cpp knows them:
 
 - ``gpt2``: byte-level BPE, split by a regular expression (``_SPLITS``), with the merges of the file.
 - ``llama``: SentencePiece's BPE, a space in the place of each blank and single bytes for what the vocabulary lacks. The
@@ -71,8 +71,8 @@ _SPLITS: Final[dict[str, Mapping[str, Any]]] = {
 
 
 def gguf_text_files(path: Path) -> TextFiles:
-    """Of the file ``path``, or what lies beside it as a ``tokenizer.json`` where it has no tokenizer, or one of a kind that
-    is not known. Raises UnsupportedModel and CorruptCheckpoint, naming the key."""
+    """Of the file ``path``, or what lies beside it as a ``tokenizer.json`` where it has no tokenizer, or one of a kind
+    that is not known. Raises UnsupportedModel and CorruptCheckpoint, naming the key."""
     metadata = read_gguf(path).metadata
     templates = _templates(metadata)
     try:
@@ -102,7 +102,10 @@ def _text_files(metadata: Metadata, templates: Mapping[str, str]) -> TextFiles:
     for token in named.values():  # whatever their kind
         vocabulary.added.setdefault(vocabulary.ids[token], AddedToken(token))
     parts, add_bos = _byte_level(metadata, vocabulary) if model == "gpt2" else _sentence_pieces(metadata, vocabulary)
-    around = [metadata.flag("tokenizer.ggml.add_bos_token", add_bos), metadata.flag("tokenizer.ggml.add_eos_token", False)]
+    around = [
+        metadata.flag("tokenizer.ggml.add_bos_token", add_bos),
+        metadata.flag("tokenizer.ggml.add_eos_token", False),
+    ]
     first, last = (
         named.get(name) if wanted else None for wanted, name in zip(around, ("bos_token", "eos_token"), strict=True)
     )
@@ -204,7 +207,9 @@ def _merges_by_score(ids: Mapping[str, int], scores: Sequence[float], metadata: 
         if len(token) > _MOST_MERGED:
             raise CorruptCheckpoint(f"tokenizer.ggml.tokens in {metadata.path} has one of {len(token)} characters")
         ways = [(token[:at], token[at:]) for at in range(1, len(token))]
-        ways = sorted((pair for pair in ways if pair[0] in ids and pair[1] in ids), key=lambda pair: (ids[pair[0]], ids[pair[1]]))
+        ways = sorted(
+            (pair for pair in ways if pair[0] in ids and pair[1] in ids), key=lambda pair: (ids[pair[0]], ids[pair[1]])
+        )
         found += [(scores[number], len(left), len(right), left, right) for left, right in ways]
     found.sort(key=lambda one: one[:3], reverse=True)
     for *_, left, right in found:

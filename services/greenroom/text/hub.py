@@ -31,8 +31,8 @@ def model_folder(
     cache_dir: Path | None = None,
     patterns: Sequence[str] = SMALL_FILES,
 ) -> Path:
-    """The folder or the GGUF file ``model`` or, failing that, where the files of the hub's repository of that id lie that
-    match ``patterns``.
+    """The folder or the GGUF file ``model`` or, failing that, where the files of the hub's repository of that id lie
+    that match ``patterns``.
 
     Raises InvalidConfig, naming the field, where there is no such model.
     """
@@ -43,7 +43,8 @@ def model_folder(
 
 
 def local_model(model: str, revision: str | None) -> Path | None:
-    """The folder or the GGUF file of this machine. None for what can only be a repository's id. Raises InvalidConfig."""
+    """The folder or the GGUF file of this machine. None for what can only be a repository's id. Raises
+    InvalidConfig."""
     place = Path(model).expanduser()
     is_gguf = place.name.endswith(SUFFIX) and place.is_file()
     if place.is_dir() or is_gguf:
@@ -68,7 +69,8 @@ def local_folder(model: str, revision: str | None) -> Path | None:
 
 
 def hub_id(model: str | None) -> str | None:
-    """``model`` where it is a repository's id, None where it is of this machine. Raises InvalidConfig as ``local_model``."""
+    """``model`` where it is a repository's id, None where it is of this machine. Raises InvalidConfig as
+    ``local_model``."""
     return None if model is None or local_model(model, None) is not None else model
 
 

@@ -26,7 +26,8 @@ class TextProcessor:
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> TextProcessor:
-        """Reads the checkpoint in ``folder``, or a GGUF file. A missing or broken chat template is no error before it is needed.
+        """Reads the checkpoint in ``folder``, or a GGUF file. A missing or broken chat template is no error before it
+        is needed.
 
         Raises CorruptCheckpoint, UnsupportedModel.
         """

@@ -1,4 +1,5 @@
-"""What a checkpoint says of sampling in its generation_config.json, or in its GGUF file, for requests that do not say."""
+"""What a checkpoint says of sampling in its generation_config.json, or in its GGUF file, for requests that do not
+say."""
 
 from __future__ import annotations
 
@@ -40,8 +41,8 @@ NO_DEFAULTS = SamplingDefaults()
 
 
 def read_sampling_defaults(place: Path) -> SamplingDefaults:
-    """Of the checkpoint in the folder ``place``, or of a GGUF file; none where it says nothing. Raises CorruptCheckpoint for
-    a file that can not be read, and for a value that no request may have."""
+    """Of the checkpoint in the folder ``place``, or of a GGUF file; none where it says nothing. Raises
+    CorruptCheckpoint for a file that can not be read, and for a value that no request may have."""
     if place.is_file():
         return _checked(_of_gguf(place), place)
     path = place / GENERATION_FILE

@@ -60,7 +60,8 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> Tokenizer:
-        """The tokenizer of the checkpoint in ``folder``, or of a GGUF file. Raises CorruptCheckpoint, UnsupportedModel."""
+        """The tokenizer of the checkpoint in ``folder``, or of a GGUF file. Raises CorruptCheckpoint,
+        UnsupportedModel."""
         return cls(text_files_of(Path(folder)), name=str(folder))
 
     def _add_missing(self, files: TextFiles) -> None:

@@ -31,7 +31,9 @@ def random_blocks(kind: BlockType, count: int) -> torch.Tensor:
     random = np.random.default_rng(0)
     blocks = random.integers(0, 256, (count, kind.nbytes), dtype=np.uint8)
     for at in HALVES[kind.name]:  # all that are numbers, those below the normal ones too
-        halves = random.integers(0, 0x7C00, count, dtype=np.uint16) | random.integers(0, 2, count, dtype=np.uint16) << 15
+        halves = (
+            random.integers(0, 0x7C00, count, dtype=np.uint16) | random.integers(0, 2, count, dtype=np.uint16) << 15
+        )
         blocks[:, at : at + 2] = halves.astype(np.uint16)[:, None].view(np.uint8)
     if kind.name == "MXFP4":
         blocks[:, 0] %= 252  # beyond it some numbers are infinite

@@ -115,7 +115,10 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "a key longer than the file": (file_of([packed(("Q", HUGE)) + b"abc"]) + bytes(32), "bytes of a key"),
     "a text longer than the file": (file_of([pair("long", 8, packed(("Q", 2**40)))]) + bytes(32), "bytes of long"),
     "more texts than bytes": (file_of([pair("many", 9, packed(("I", 8), ("Q", 2**40)))]) + bytes(32), "texts in many"),
-    "more numbers than bytes": (file_of([pair("many", 9, packed(("I", 10), ("Q", 2**61)))]) + bytes(32), "numbers in many"),
+    "more numbers than bytes": (
+        file_of([pair("many", 9, packed(("I", 10), ("Q", 2**61)))]) + bytes(32),
+        "numbers in many",
+    ),
     "lists of lists": (file_of([pair("nested", 9, packed(("I", 9), ("Q", 1)))]) + bytes(32), "a list of type 9"),
     "a type that is none": (file_of([pair("odd", 13, b"")]) + bytes(32), "odd .* type 13"),
     "neither true nor false": (file_of([pair("flag", 7, b"\x02")]), "flag .* is 2"),

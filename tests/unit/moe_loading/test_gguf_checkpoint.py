@@ -15,7 +15,9 @@ import torch
 import transformers
 
 from greenroom.checkpoints.weight_files import stored_tensors
-from greenroom.core.errors import CorruptCheckpoint, InvalidConfig, UnsupportedModel
+from greenroom.core.errors import CorruptCheckpoint as Corrupt
+from greenroom.core.errors import InvalidConfig
+from greenroom.core.errors import UnsupportedModel as Unsupported
 from greenroom.moe.loading.checkpoint import resolve, resolve_config
 from greenroom.moe.loading.conversion import ExpertPlan
 from greenroom.moe.loading.load_model import load
@@ -99,7 +101,15 @@ def test_a_summary_is_that_of_the_original(folders: Folders, tmp_path: Path) -> 
     path = checkpoints.save_gguf(folder, tmp_path / "model.gguf", Kind.Q8_0)
     ours, original = summarise(resolve_config(str(path))), summarise(resolve_config(str(folder)))
     assert ours.checked
-    for name in ("model_type", "dtype", "experts", "expert_bytes", "dense_bytes", "kv_bytes_per_token", "max_model_len"):
+    for name in (
+        "model_type",
+        "dtype",
+        "experts",
+        "expert_bytes",
+        "dense_bytes",
+        "kv_bytes_per_token",
+        "max_model_len",
+    ):
         assert getattr(ours, name) == getattr(original, name), name
 
 
@@ -115,23 +125,23 @@ def test_several_files_are_one_model_whichever_is_named(folders: Folders, tmp_pa
         assert found.shards == parts
         assert found.config.to_dict() == whole.config.to_dict()
     last = parts[-1].rename(tmp_path / "away.gguf")
-    with pytest.raises(CorruptCheckpoint, match=r"lacks 1 of \d+ shards: parts-"):
+    with pytest.raises(Corrupt, match=r"lacks 1 of \d+ shards: parts-"):
         resolve(str(parts[0]))
-    with pytest.raises(CorruptCheckpoint, match="shards are found by their names"):
+    with pytest.raises(Corrupt, match="shards are found by their names"):
         resolve(str(last))
     shutil.copy(parts[1], parts[-1])
-    with pytest.raises(CorruptCheckpoint, match="says that it is shard 2"):
+    with pytest.raises(Corrupt, match="says that it is shard 2"):
         resolve(str(parts[0]))
     with pytest.raises(InvalidConfig, match="no such file"):
         resolve(str(tmp_path / "parts-00009-of-00002.gguf"))
     odd = parts[0].rename(tmp_path / "parts-00009-of-00002.gguf")
-    with pytest.raises(CorruptCheckpoint, match="named as shard 9 of 2"):
+    with pytest.raises(Corrupt, match="named as shard 9 of 2"):
         resolve(str(odd))
 
 
 def test_a_folder_of_gguf_files_names_one_of_them(folders: Folders, tmp_path: Path) -> None:
     path = checkpoints.save_gguf(folders.get("olmoe"), tmp_path / "model.gguf")
-    with pytest.raises(CorruptCheckpoint, match=f"to serve a GGUF file, name it: {path}"):
+    with pytest.raises(Corrupt, match=f"to serve a GGUF file, name it: {path}"):
         resolve(str(tmp_path))
     other = path.rename(tmp_path / "model.bin")
     with pytest.raises(InvalidConfig, match="no GGUF file by its name"):
@@ -153,42 +163,44 @@ def _put(name: str, *shape: int) -> Callable[[dict[str, Any]], object]:
 
 
 BROKEN: dict[str, Broken] = {
-    "an architecture that is not served": ("olmoe", {"general.architecture": "gemma"}, None, UnsupportedModel, "'gemma'.*olmoe"),
-    "a dense model": ("mixtral", {"llama.expert_count": 0}, None, UnsupportedModel, "is a dense model"),
-    "no width": ("qwen3_moe", {f"{AT}.embedding_length": None}, None, CorruptCheckpoint, "has no .*embedding_length"),
-    "no layers": ("qwen3_moe", {f"{AT}.block_count": 0}, None, CorruptCheckpoint, "block_count .* from 1"),
-    "a width that is a text": ("qwen3_moe", {f"{AT}.embedding_length": "64"}, None, CorruptCheckpoint, "embedding_length"),
-    "fewer layers than tensors": ("qwen3_moe", {f"{AT}.block_count": 2}, None, CorruptCheckpoint, "blk.2.*left out"),
-    "more layers than tensors": ("qwen3_moe", {f"{AT}.block_count": 4}, None, CorruptCheckpoint, "lacks 1[0-9] tensors"),
-    "billions of layers": ("qwen3_moe", {f"{AT}.block_count": 2**31 - 1}, None, CorruptCheckpoint, "lacks"),
-    "billions of experts": ("qwen3_moe", {f"{AT}.expert_count": 2**31 - 1}, None, CorruptCheckpoint, "blk.0.*shape"),
-    "billions of heads": ("qwen3_moe", {f"{AT}.attention.head_count": 2**31 - 1}, None, CorruptCheckpoint, "shape"),
-    "other heads": ("qwen3_moe", {f"{AT}.attention.head_count_kv": 1}, None, CorruptCheckpoint, r"blk.0.attn_k.*\(16, 64\)"),
-    "heads that differ by layer": ("qwen3_moe", {f"{AT}.attention.head_count_kv": [2, 2, 1]}, None, CorruptCheckpoint, "layers"),
-    "other widths for values": ("qwen3_moe", {f"{AT}.attention.value_length": 8}, None, UnsupportedModel, "value_length"),
-    "half a head rotated": ("mixtral", {"llama.rope.dimension_count": 8}, None, UnsupportedModel, "dimension_count"),
-    "other experts": ("qwen3_moe", {f"{AT}.expert_count": 7}, None, CorruptCheckpoint, r"ffn_gate_inp.*\(7, 64\)"),
-    "a step by which nothing rotates": ("olmoe", {"olmoe.rope.freq_base": 0.0}, None, CorruptCheckpoint, "freq_base"),
+    "an architecture that is not served": ("olmoe", {"general.architecture": "gemma"}, None, Unsupported, "'gemma'.*olmoe"),
+    "a dense model": ("mixtral", {"llama.expert_count": 0}, None, Unsupported, "is a dense model"),
+    "no width": ("qwen3_moe", {f"{AT}.embedding_length": None}, None, Corrupt, "has no .*embedding_length"),
+    "no layers": ("qwen3_moe", {f"{AT}.block_count": 0}, None, Corrupt, "block_count .* from 1"),
+    "a width that is a text": ("qwen3_moe", {f"{AT}.embedding_length": "64"}, None, Corrupt, "embedding_length"),
+    "fewer layers than tensors": ("qwen3_moe", {f"{AT}.block_count": 2}, None, Corrupt, "blk.2.*left out"),
+    "more layers than tensors": ("qwen3_moe", {f"{AT}.block_count": 4}, None, Corrupt, "lacks 1[0-9] tensors"),
+    "billions of layers": ("qwen3_moe", {f"{AT}.block_count": 2**31 - 1}, None, Corrupt, "lacks"),
+    "billions of experts": ("qwen3_moe", {f"{AT}.expert_count": 2**31 - 1}, None, Corrupt, "blk.0.*shape"),
+    "billions of heads": ("qwen3_moe", {f"{AT}.attention.head_count": 2**31 - 1}, None, Corrupt, "shape"),
+    "other heads": ("qwen3_moe", {f"{AT}.attention.head_count_kv": 1}, None, Corrupt, r"blk.0.attn_k.*\(16, 64\)"),
+    "heads that differ by layer": ("qwen3_moe", {f"{AT}.attention.head_count_kv": [2, 2, 1]}, None, Corrupt, "layers"),
+    "other widths for values": ("qwen3_moe", {f"{AT}.attention.value_length": 8}, None, Unsupported, "value_length"),
+    "half a head rotated": ("mixtral", {"llama.rope.dimension_count": 8}, None, Unsupported, "dimension_count"),
+    "other experts": ("qwen3_moe", {f"{AT}.expert_count": 7}, None, Corrupt, r"ffn_gate_inp.*\(7, 64\)"),
+    "a step by which nothing rotates": ("olmoe", {"olmoe.rope.freq_base": 0.0}, None, Corrupt, "freq_base"),
     "an epsilon that is no number": (
-        "olmoe", {"olmoe.attention.layer_norm_rms_epsilon": float("nan")}, None, CorruptCheckpoint, "rms_epsilon",
+        "olmoe", {"olmoe.attention.layer_norm_rms_epsilon": float("nan")}, None, Corrupt, "rms_epsilon",
     ),
-    "a longer rotation": ("qwen3_moe", {f"{AT}.rope.scaling.type": "yarn"}, None, UnsupportedModel, "scaling.type.*'yarn'"),
-    "windows": ("mixtral", {"llama.attention.sliding_window": 16}, None, UnsupportedModel, "sliding_window"),
-    "sigmoids": ("qwen3_moe", {f"{AT}.expert_gating_func": 2}, None, UnsupportedModel, "expert_gating_func"),
-    "softcapping": ("qwen3_moe", {f"{AT}.attn_logit_softcapping": 30.0}, None, UnsupportedModel, "softcapping"),
-    "another vocabulary": ("qwen3_moe", {f"{AT}.vocab_size": 99}, None, CorruptCheckpoint, "vocab_size .* 99 tokens"),
-    "a lost tensor": ("olmoe", {}, _drop("blk.1.attn_q.weight"), CorruptCheckpoint, "lacks 1 tensors.*blk.1.attn_q"),
-    "lost experts": ("olmoe", {}, _drop("blk.2.ffn_up_exps.weight"), CorruptCheckpoint, "blk.2.ffn_up_exps"),
-    "no embeddings": ("olmoe", {}, _drop("token_embd.weight"), CorruptCheckpoint, "token_embd"),
-    "a tensor too many": ("olmoe", {}, _put("blk.0.attn_q.bias", 64), UnsupportedModel, "blk.0.attn_q.bias"),
-    "scaled rotations": ("mixtral", {}, _put("rope_freqs.weight", 8), UnsupportedModel, "rope_freqs"),
-    "experts one by one": ("mixtral", {}, _put("blk.0.ffn_gate.3.weight", 96, 64), UnsupportedModel, "old converter"),
-    "another shape": ("olmoe", {}, _put("blk.0.attn_k.weight", 32, 32), CorruptCheckpoint, r"blk.0.attn_k.*\(32, 32\)"),
+    "a longer rotation": ("qwen3_moe", {f"{AT}.rope.scaling.type": "yarn"}, None, Unsupported, "scaling.type.*'yarn'"),
+    "windows": ("mixtral", {"llama.attention.sliding_window": 16}, None, Unsupported, "sliding_window"),
+    "sigmoids": ("qwen3_moe", {f"{AT}.expert_gating_func": 2}, None, Unsupported, "expert_gating_func"),
+    "softcapping": ("qwen3_moe", {f"{AT}.attn_logit_softcapping": 30.0}, None, Unsupported, "softcapping"),
+    "another vocabulary": ("qwen3_moe", {f"{AT}.vocab_size": 99}, None, Corrupt, "vocab_size .* 99 tokens"),
+    "a lost tensor": ("olmoe", {}, _drop("blk.1.attn_q.weight"), Corrupt, "lacks 1 tensors.*blk.1.attn_q"),
+    "lost experts": ("olmoe", {}, _drop("blk.2.ffn_up_exps.weight"), Corrupt, "blk.2.ffn_up_exps"),
+    "no embeddings": ("olmoe", {}, _drop("token_embd.weight"), Corrupt, "token_embd"),
+    "a tensor too many": ("olmoe", {}, _put("blk.0.attn_q.bias", 64), Unsupported, "blk.0.attn_q.bias"),
+    "scaled rotations": ("mixtral", {}, _put("rope_freqs.weight", 8), Unsupported, "rope_freqs"),
+    "experts one by one": ("mixtral", {}, _put("blk.0.ffn_gate.3.weight", 96, 64), Unsupported, "old converter"),
+    "another shape": ("olmoe", {}, _put("blk.0.attn_k.weight", 32, 32), Corrupt, r"blk.0.attn_k.*\(32, 32\)"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_what_contradicts_itself_or_is_computed_otherwise_is_refused(folders: Folders, tmp_path: Path, case: str) -> None:
+def test_what_contradicts_itself_or_is_computed_otherwise_is_refused(
+    folders: Folders, tmp_path: Path, case: str
+) -> None:
     family, changes, tensors, kind, match = BROKEN[case]
     metadata = {key: value for key, value in changes.items() if key != "general.architecture"}
     architecture = changes.get("general.architecture")
@@ -211,14 +223,12 @@ def test_a_type_that_is_not_served_is_refused_with_what_is(folders: Folders, tmp
     sizes = {"hidden_size": 256, "intermediate_size": 32}
     folder = save_random("olmoe", tmp_path / "model", **sizes)
     path = checkpoints.save_gguf(folder, tmp_path / "odd.gguf", tensors=ternary)
-    with pytest.raises(UnsupportedModel, match=r"output.weight .* TQ1_0; served: F32, .*Q4_K.*llama-quantize"):
+    with pytest.raises(Unsupported, match=r"output.weight .* TQ1_0; served: F32, .*Q4_K.*llama-quantize"):
         resolve(str(path))
 
 
 def test_tied_embeddings(tmp_path: Path) -> None:
-    folder = save_random(
-        "qwen3_moe", tmp_path / "model", **checkpoints.SIZES["qwen3_moe"], tie_word_embeddings=True
-    )
+    folder = save_random("qwen3_moe", tmp_path / "model", **checkpoints.SIZES["qwen3_moe"], tie_word_embeddings=True)
     assert "lm_head.weight" not in stored_tensors(folder, "model")
     path = checkpoints.save_gguf(folder, tmp_path / "model.gguf")
     loaded = load(resolve(str(path)))

@@ -57,8 +57,8 @@ def split_like(folder: Path, kind: str) -> Path:
     made = json.loads(small_tokenizers.byte_level().to_str())
     numbers = {"qwen2": r"\p{N}", "llama-bpe": r"\p{N}{1,3}"}[kind]
     pattern = (
-        rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{numbers}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+"
-        r"|\s+(?!\S)|\s+"
+        rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{numbers}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*"
+        r"|\s*[\r\n]+|\s+(?!\S)|\s+"
     )
     made["pre_tokenizer"] = {
         "type": "Sequence",
@@ -138,7 +138,9 @@ def sentence_pieces(**more: Any) -> tuple[dict[str, Any], tokenizers.Tokenizer]:
 
     by_score = dict(zip(tokens, scores, strict=True))
     whole["model"]["merges"] = generate_merges(vocabulary, by_score)
-    return {f"tokenizer.ggml.{key}": value for key, value in keys.items()}, tokenizers.Tokenizer.from_str(json.dumps(whole))
+    return {f"tokenizer.ggml.{key}": value for key, value in keys.items()}, tokenizers.Tokenizer.from_str(
+        json.dumps(whole)
+    )
 
 
 def test_sentence_pieces_are_merged_by_their_scores(tmp_path: Path) -> None:

@@ -70,7 +70,8 @@ def rows_of_lanes(lanes: torch.Tensor, outputs: int, *, joined: bool) -> torch.T
 
 
 def byte_codes(codes: torch.Tensor, *, joined: bool) -> torch.Tensor:
-    """Bytes ``[outputs, inputs]`` as ``[panels, units, 1024]``: for each input 16 of the left half, then of the right."""
+    """Bytes ``[outputs, inputs]`` as ``[panels, units, 1024]``: for each input 16 of the left half, then of the
+    right."""
     halves, units = halves_of(_whole_units(codes), joined=joined), units_of(codes.shape[1])
     by_input = halves.view(-1, 2, HALF, units, UNIT).permute(0, 3, 4, 1, 2)
     return by_input.reshape(-1, units, UNIT * PANEL)
@@ -86,8 +87,8 @@ def rows_of_bytes(codes: torch.Tensor, outputs: int, inputs: int, *, joined: boo
 def bit_codes(codes: torch.Tensor, bits: int, *, joined: bool) -> torch.Tensor:
     """Codes of 1, 2 or 4 ``bits`` in ``uint8[outputs, inputs]`` as ``[panels, units, 128 * bits]``.
 
-    A row of a unit is 16 lanes of 32 bits, little-endian, a lane for one output of each half. From the lowest bits on it
-    has an input of the left half, the same one of the right half, the next input of both, and so on.
+    A row of a unit is 16 lanes of 32 bits, little-endian, a lane for one output of each half. From the lowest bits on
+    it has an input of the left half, the same one of the right half, the next input of both, and so on.
     """
     units, together = units_of(codes.shape[1]), 16 // bits
     halves = halves_of(_whole_units(codes), joined=joined)
@@ -101,11 +102,16 @@ def bit_codes(codes: torch.Tensor, bits: int, *, joined: bool) -> torch.Tensor:
 
 def rows_of_bits(packed: torch.Tensor, bits: int, outputs: int, inputs: int, *, joined: bool) -> torch.Tensor:
     """What ``bit_codes`` was given."""
+    return rows_of(halves_of_bits(packed, bits), outputs, joined=joined)[:, :inputs]
+
+
+def halves_of_bits(packed: torch.Tensor, bits: int) -> torch.Tensor:
+    """The codes that ``bit_codes`` has packed: ``[panels, 2, 16, units * 32]``."""
     panels, units, _ = packed.shape
     together = 16 // bits
     several = torch.stack([packed >> bits * place & (1 << bits) - 1 for place in range(8 // bits)], dim=-1)
     lanes = several.view(panels, units, UNIT // together, HALF, together, 2).permute(0, 5, 3, 1, 2, 4)
-    return rows_of(lanes.reshape(panels, 2, HALF, units * UNIT), outputs, joined=joined)[:, :inputs]
+    return lanes.reshape(panels, 2, HALF, units * UNIT)
 
 
 def _whole_units(codes: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,10 @@ from greenroom.checkpoints.safetensors_headers import StoredTensor
 from greenroom.core.errors import CorruptCheckpoint, UnsupportedModel
 from greenroom.gguf.header import GgufTensor
 from greenroom.gguf.shards import GgufModel, read_gguf
+from greenroom.moe.formats.expert_format import PLAIN_FORMAT, ExpertFormat
+from greenroom.moe.formats.gguf_storage import gguf_format
 from greenroom.moe.loading.gguf_families import (
+    STORED_AS_THEY_LIE,
     GgufFamily,
     configuration,
     family_named,
@@ -31,10 +34,11 @@ _PLAIN: Final = ("F32", "F16", "BF16")
 
 @dataclass(frozen=True, slots=True)
 class GgufLayout:
-    """What a file has otherwise than transformers, beside its codes. ``heads``: of dense tensors, by transformers' name,
-    whose rows are pairs side by side."""
+    """What a file has otherwise than transformers. ``format``: of records in which its experts stay as they are.
+    ``heads``: of dense tensors, by transformers' name, whose rows are pairs side by side."""
 
     family: GgufFamily
+    format: ExpertFormat
     heads: Mapping[str, int] = field(repr=False)
 
     def converters(self) -> list[WeightConverter]:
@@ -78,15 +82,29 @@ def read_gguf_checkpoint(path: Path) -> GgufParts:
     if family.pairs_neighbours:
         by_part = {"q_proj": heads, "k_proj": values["num_key_value_heads"]}
         paired = {own: by_part[part] for own in stored for part in by_part if f".{part}." in own}
-    return GgufParts(_config(model, family, values), stored, GgufLayout(family, paired))
+    return GgufParts(_config(model, family, values), stored, GgufLayout(family, _format(family, stored), paired))
+
+
+def _format(family: GgufFamily, stored: Mapping[str, StoredTensor]) -> ExpertFormat:
+    """Experts whose matrices are stored turned, or with gates and ups in turns, become numbers."""
+    if family.architecture not in STORED_AS_THEY_LIE:
+        return PLAIN_FORMAT
+    layers = [name.removesuffix(".gate_exps") for name in stored if name.endswith(".gate_exps")]
+    return gguf_format(
+        {
+            layer: tuple(stored[f"{layer}.{part}"].dtype for part in ("gate_exps", "up_exps", "down_proj"))
+            for layer in layers
+        }
+    )
 
 
 def _stored(tensor: GgufTensor, shape: tuple[int, ...]) -> StoredTensor:
     kind = tensor.type
     if kind.name not in (*SERVED, *_PLAIN):
         raise UnsupportedModel(
-            f"{tensor.name} in {tensor.shard} is stored as {kind.name}; served: {', '.join((*_PLAIN, *SERVED))}: make a "
-            "file of one of these (llama.cpp's llama-quantize makes Q4_K_M), or use the checkpoint that it was made from"
+            f"{tensor.name} in {tensor.shard} is stored as {kind.name}; served: {', '.join((*_PLAIN, *SERVED))}: "
+            "make a file of one of these (llama.cpp's llama-quantize makes Q4_K_M), or use the checkpoint that it was "
+            "made from"
         )
     return StoredTensor(
         *(tensor.name, tensor.shard, kind.name, shape, tensor.offset, tensor.nbytes),

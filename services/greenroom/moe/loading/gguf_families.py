@@ -1,8 +1,8 @@
-"""The families whose GGUF files are served: what the metadata says of a model, as transformers says it, and under which of
-transformers' names its tensors go.
+"""The families whose GGUF files are served: what the metadata says of a model, as transformers says it, and under which
+of transformers' names its tensors go.
 
-llama.cpp leaves some things of a family unsaid, because its code has them: which of two softmaxes a router takes, where a
-window slides. They are said here. What would be computed otherwise than transformers does is refused by its key.
+llama.cpp leaves some things of a family unsaid, because its code has them: which of two softmaxes a router takes, where
+a window slides. They are said here. What would be computed otherwise than transformers does is refused by its key.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from greenroom.gguf.metadata import Metadata
 Tensors = Mapping[str, GgufTensor]
 
 Places = Mapping[str, tuple[str, str]]
-"""From a tensor's name to transformers' name, or that by which a converter knows it, and its dimensions: H hidden,
-V vocabulary, A heads, D of a head, Q of all, K of all of keys, E experts, I inside an expert, S inside the shared one."""
+"""From a tensor's name to transformers' name, or that by which a converter knows it, and its dimensions: H hidden, V
+vocabulary, A heads, D of a head, Q of all, K of all of keys, E experts, I inside an expert, S inside the shared one."""
 
 _EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
 _OUTSIDE: Final[Places] = {
@@ -114,8 +114,8 @@ _SOFTMAX: Final = (0, 1)
 class GgufFamily:
     """``architecture``: llama.cpp's name, with which its keys begin. ``layer``: a layer's tensors, by what follows
     ``blk.N.``, and their names in transformers' layer. ``own``: what its configuration says beside what all say.
-    ``converters``: for experts that are not stored as they lie in memory. ``pairs_neighbours``: rows of queries and keys
-    lie as llama.cpp rotates them, pairs side by side.
+    ``converters``: for experts that are not stored as they lie in memory. ``pairs_neighbours``: rows of queries and
+    keys lie as llama.cpp rotates them, pairs side by side.
     """
 
     architecture: str
@@ -129,8 +129,8 @@ class GgufFamily:
 
 
 def configuration(family: GgufFamily, metadata: Metadata, tensors: Tensors) -> dict[str, Any]:
-    """What transformers' configuration of the family is made with. Raises CorruptCheckpoint for a key that is missing or
-    contradicts a tensor, UnsupportedModel for one by which a model is computed otherwise than transformers does.
+    """What transformers' configuration of the family is made with. Raises CorruptCheckpoint for a key that is missing
+    or contradicts a tensor, UnsupportedModel for one by which a model is computed otherwise than transformers does.
     """
     at = family.architecture
     _refuse_what_differs(family, metadata)
@@ -140,7 +140,8 @@ def configuration(family: GgufFamily, metadata: Metadata, tensors: Tensors) -> d
     for key in (f"{at}.attention.value_length", f"{at}.rope.dimension_count"):
         if metadata.count(key, head) != head:
             raise UnsupportedModel(
-                f"{key} in {metadata.path} is {metadata[key]}, and a head has {head}: {family.model_type} has no such heads"
+                f"{key} in {metadata.path} is {metadata[key]}, and a head has {head}: {family.model_type} has no "
+                "such heads"
             )
     vocabulary = _rows(metadata, tensors, _EMBEDDING)
     for key, value in (
@@ -182,8 +183,8 @@ def places(family: GgufFamily, metadata: Metadata, tensors: Tensors) -> dict[str
         number, leaf = [*name.split(".", 2)[1:], "", ""][:2]
         if name.startswith("blk.") and number.isdecimal() and leaf in family.layer:
             raise CorruptCheckpoint(
-                f"{metadata.path} has {name}, and {family.architecture}.block_count is {layers}: part of the model would "
-                "be left out"
+                f"{metadata.path} has {name}, and {family.architecture}.block_count is {layers}: part of the model "
+                "would be left out"
             )
         raise UnsupportedModel(
             f"{metadata.path} has {name}, which models of the architecture {family.architecture!r} do not have here"
@@ -218,7 +219,8 @@ def family_named(architecture: str, metadata: Metadata) -> GgufFamily:
     if architecture not in FAMILIES:
         raise UnsupportedModel(
             f"{metadata.path} is of the architecture {architecture!r}; GGUF files of these are served: "
-            f"{', '.join(sorted(FAMILIES))} (llama with experts, which is Mixtral): use the checkpoint that it was made from"
+            f"{', '.join(sorted(FAMILIES))} (llama with experts, which is Mixtral): use the checkpoint that it was "
+            "made from"
         )
     if not metadata.count(f"{architecture}.expert_count", 0, least=0):
         raise UnsupportedModel(f"{metadata.path} is a dense model: only models with experts are served")
@@ -238,10 +240,14 @@ def _refuse_what_differs(family: GgufFamily, metadata: Metadata) -> None:
         key = f"{at}.{name}"
         idle = (0, 1) if name in _FACTORS else (0,)
         if key in metadata and metadata[key] not in idle:
-            raise UnsupportedModel(f"{key} in {metadata.path} is {metadata[key]}, which {family.model_type} does not have")
+            raise UnsupportedModel(
+                f"{key} in {metadata.path} is {metadata[key]}, which {family.model_type} does not have"
+            )
     gating = metadata.count(f"{at}.expert_gating_func", 0, least=0)
     if gating not in _SOFTMAX:
-        raise UnsupportedModel(f"{at}.expert_gating_func in {metadata.path} is {gating}; {family.model_type} has 1, softmax")
+        raise UnsupportedModel(
+            f"{at}.expert_gating_func in {metadata.path} is {gating}; {family.model_type} has 1, softmax"
+        )
     window = metadata.count(f"{at}.attention.sliding_window", 0, least=0)
     if window and not family.windows and window < metadata.count(f"{at}.context_length"):
         raise UnsupportedModel(
@@ -338,7 +344,8 @@ def _joined() -> list[WeightConverter]:
 
 
 class _Interleave(ConversionOps):  # type: ignore[misc]
-    """Outputs of gate and up in turns; matrices ``[experts, outputs, inputs]`` become ``[experts, inputs, outputs]``."""
+    """Outputs of gate and up in turns; matrices ``[experts, outputs, inputs]`` become ``[experts, inputs,
+    outputs]``."""
 
     dim = 1  # it acts along dimensions from this one on, so experts stay independent
 
@@ -402,3 +409,6 @@ FAMILIES: Final[dict[str, GgufFamily]] = {
     )
 }  # fmt: skip
 """By llama.cpp's name."""
+
+STORED_AS_THEY_LIE: Final = tuple(name for name, family in FAMILIES.items() if family.converters is _joined)
+"""Architectures whose experts' matrices are ``[outputs, inputs]`` in transformers too, with gates before ups."""
