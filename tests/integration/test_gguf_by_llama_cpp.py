@@ -92,7 +92,7 @@ def test_llama_cpp_computes_the_same_model(child: Child, tmp_path: Path, family:
 
 @pytest.mark.parametrize("ftype", FTYPES)
 def test_files_that_llama_cpp_quantises(child: Child, tmp_path: Path, ftype: str) -> None:
-    sizes = {"hidden_size": 256, "moe_intermediate_size": 256, "num_hidden_layers": 4}
+    sizes: dict[str, Any] = {"hidden_size": 256, "moe_intermediate_size": 256, "num_hidden_layers": 4}
     folder = save_random("qwen3_moe", tmp_path / "model", dtype=torch.bfloat16, tokenizer=True, **sizes)
     source = checkpoints.save_gguf(folder, tmp_path / "bf16.gguf", Kind.BF16, pre="gpt-2")
     path = tmp_path / f"{ftype}.gguf"

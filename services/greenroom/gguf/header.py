@@ -95,10 +95,10 @@ def _read(path: Path, file: BinaryIO, size: int) -> GgufHeader:
     data = -(-reader.at // alignment) * alignment
     tensors: dict[str, GgufTensor] = {}
     end = data
-    for name, kind, shape, offset in found:
+    for name, stored_as, shape, offset in found:
         if name in tensors:
             raise CorruptCheckpoint(f"{path} has {name} twice")
-        nbytes = math.prod(shape) // kind.numbers * kind.nbytes
+        nbytes = math.prod(shape) // stored_as.numbers * stored_as.nbytes
         if data + offset != end:
             raise CorruptCheckpoint(
                 f"{name} in {path} begins at byte {data + offset}, and should at {end}, where the tensor before it ends"
@@ -108,7 +108,7 @@ def _read(path: Path, file: BinaryIO, size: int) -> GgufHeader:
                 f"{path} ends within {name}: it has {size} bytes and needs {end + nbytes}, so it was truncated or not "
                 "fully downloaded"
             )
-        tensors[name] = GgufTensor(name, path, kind, shape, end, nbytes)
+        tensors[name] = GgufTensor(name, path, stored_as, shape, end, nbytes)
         end += -(-nbytes // alignment) * alignment
     return GgufHeader(path, metadata, tensors)
 

@@ -220,7 +220,7 @@ def test_a_type_that_is_not_served_is_refused_with_what_is(folders: Folders, tmp
     def ternary(tensors: dict[str, Any]) -> None:
         tensors["output.weight"] = np.zeros((260, 54), np.uint8), Kind.TQ1_0
 
-    sizes = {"hidden_size": 256, "intermediate_size": 32}
+    sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 32}
     folder = save_random("olmoe", tmp_path / "model", **sizes)
     path = checkpoints.save_gguf(folder, tmp_path / "odd.gguf", tensors=ternary)
     with pytest.raises(Unsupported, match=r"output.weight .* TQ1_0; served: F32, .*Q4_K.*llama-quantize"):

@@ -54,7 +54,7 @@ _BY_TYPES: Final[dict[tuple[str, str], ExpertFormat]] = {
 class GgufMatrices:
     """A ``MatrixStorage``: a tensor of blocks is a matrix, of one expert or of all of them."""
 
-    parts = ("",)
+    parts: tuple[str, ...] = ("",)
 
     def __init__(self, block: BlockType) -> None:
         self._block = block
@@ -86,11 +86,11 @@ class GgufMatrices:
 
     def numbers(self, parts: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
         (one,) = parts
-        made = numbers_of(one.reshape(-1), self._block, dtype)
+        made = numbers_of(one.contiguous().view(-1), self._block, dtype)
         return made.view(*one.shape[:-1], one.shape[-1] // self._block.nbytes * self._block.numbers)
 
     def _blocks(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        return parts[0].reshape(-1, self._block.nbytes)
+        return parts[0].contiguous().view(-1, self._block.nbytes)
 
 
 class LayerFormats:

@@ -50,7 +50,7 @@ class Q4K(GroupedFormat):
 
     @property
     def products(self) -> tuple[GroupedCodes, GroupedCodes]:
-        one = GroupedCodes("q4_k", UNIT, minimums=True)
+        one = GroupedCodes("q4_k", UNIT)
         return one, one
 
     def parts(self, panels: int, units: int, groups: int) -> tuple[Part, ...]:
@@ -71,9 +71,10 @@ class Q4K(GroupedFormat):
 
     def numbers(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         codes, *of_groups = parts
-        numbers = halves_of_bits(codes, 4).float().unflatten(-1, (-1, UNIT))
+        numbers = _by_group(halves_of_bits(codes, 4).float(), UNIT)
         scales, minimums = (_of_six_bits(one)[..., : codes.shape[1], None] for one in of_groups)
-        return (scales * numbers - minimums).flatten(3)
+        made: torch.Tensor = scales * numbers - minimums
+        return made.flatten(3)
 
 
 class Q6K(GroupedFormat):
@@ -99,8 +100,8 @@ class Q6K(GroupedFormat):
         codes, factors, scales = stored
         low, high = bit_codes(codes & 15, 4, joined=joined), bit_codes(codes >> 4, 2, joined=joined)
         panels, units, _ = low.shape
-        both = torch.cat([one.view(panels, 2 * units, -1) for one in (low, high)], dim=-1)
-        of_groups = lane_values(scales.view(torch.uint8), joined=joined).view(panels, _blocks(units), -1)
+        both = torch.cat([one.reshape(panels, 2 * units, -1) for one in (low, high)], dim=-1)
+        of_groups = lane_values(scales.view(torch.uint8), joined=joined).reshape(panels, _blocks(units), -1)
         return (
             both[:, : -(-codes.shape[1] // _GROUP)],
             torch.cat([_factors(factors, joined=joined), of_groups], dim=-1),
@@ -112,15 +113,21 @@ class Q6K(GroupedFormat):
         whole = functional.pad(codes, (0, 0, 0, groups % 2))
         low, high = (
             halves_of_bits(one.reshape(panels, whole.shape[1] // 2, -1), bits)
-            for one, bits in zip(whole.split([_GROUP * PANEL // 2, _GROUP * PANEL // 4], dim=-1), (4, 2), strict=True)
+            for one, bits in ((whole[..., : _GROUP * PANEL // 2], 4), (whole[..., _GROUP * PANEL // 2 :], 2))
         )
-        numbers = ((low | high << 4).float() - _ZERO).unflatten(-1, (-1, _GROUP))[:, :, :, :groups]
-        scales = of_groups[..., _HALFS:].contiguous().view(torch.int8).unflatten(-1, (-1, PANEL))
-        return (_times(of_groups, scales)[..., :groups, None] * numbers).flatten(3)
+        numbers = _by_group((low | high << 4).float() - _ZERO, _GROUP)[:, :, :, :groups]
+        scales = _by_group(of_groups[..., _HALFS:].contiguous().view(torch.int8), PANEL)
+        made: torch.Tensor = _times(of_groups, scales)[..., :groups, None] * numbers
+        return made.flatten(3)
 
 
 def _blocks(units: int) -> int:
     return -(-units // _UNITS)
+
+
+def _by_group(values: torch.Tensor, width: int) -> torch.Tensor:
+    """The last dimension in groups of ``width``."""
+    return values.reshape(*values.shape[:-1], -1, width)
 
 
 def _factors(factors: torch.Tensor, *, joined: bool) -> torch.Tensor:
@@ -129,7 +136,8 @@ def _factors(factors: torch.Tensor, *, joined: bool) -> torch.Tensor:
 
 
 def _six_bits(factors: torch.Tensor, values: torch.Tensor, *, joined: bool) -> torch.Tensor:
-    by_group = lane_values(values, joined=joined).unflatten(1, (-1, _UNITS))  # panels, blocks, groups, lanes
+    by_group = lane_values(values, joined=joined)
+    by_group = by_group.view(len(by_group), -1, _UNITS, PANEL)  # panels, blocks, groups, lanes
     lows = (by_group[:, :, 0::2] & 15) | (by_group[:, :, 1::2] & 15) << 4
     tops = by_group >> 4
     highs = tops[:, :, 0::4] | tops[:, :, 1::4] << 2 | tops[:, :, 2::4] << 4 | tops[:, :, 3::4] << 6
@@ -139,18 +147,18 @@ def _six_bits(factors: torch.Tensor, values: torch.Tensor, *, joined: bool) -> t
 def _of_six_bits(packed: torch.Tensor) -> torch.Tensor:
     """The products of factors and what ``_six_bits`` was given: ``float32[panels, 2, 16, groups]``."""
     packed = packed.contiguous()
-    lows, highs = packed[..., _HALFS:].split([_UNITS // 2 * PANEL, _UNITS // 4 * PANEL], dim=-1)
-    low = torch.stack([lows & 15, lows >> 4], dim=-1).unflatten(2, (-1, PANEL)).transpose(-1, -2).flatten(2, 3)
-    high = torch.stack([highs >> shift & 3 for shift in (0, 2, 4, 6)], dim=-1)
-    high = high.unflatten(2, (-1, PANEL)).transpose(-1, -2).flatten(2, 3)
-    return _times(packed, low | high << 4)
+    panels, blocks, _ = packed.shape
+    lows, highs = packed[..., _HALFS : _HALFS + _UNITS // 2 * PANEL], packed[..., _HALFS + _UNITS // 2 * PANEL :]
+    low = torch.stack([_by_group(lows >> shift & 15, PANEL) for shift in (0, 4)], dim=3)
+    high = torch.stack([_by_group(highs >> shift & 3, PANEL) for shift in (0, 2, 4, 6)], dim=3)
+    return _times(packed, low.view(panels, blocks, _UNITS, PANEL) | high.view(panels, blocks, _UNITS, PANEL) << 4)
 
 
 def _times(of_groups: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """The factors at the begin of ``of_groups``, times ``values[panels, blocks, groups, 32]``."""
     factors = of_groups[..., :_HALFS].contiguous().view(torch.float16).float()
-    products = factors[:, :, None] * values.float()
-    return products.flatten(1, 2).unflatten(-1, (2, HALF)).permute(0, 2, 3, 1)
+    products: torch.Tensor = factors[:, :, None] * values.float()
+    return _by_group(products.flatten(1, 2), HALF).permute(0, 2, 3, 1)
 
 
 Q4_K: Final = Q4K()

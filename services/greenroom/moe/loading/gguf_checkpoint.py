@@ -89,13 +89,12 @@ def _format(family: GgufFamily, stored: Mapping[str, StoredTensor]) -> ExpertFor
     """Experts whose matrices are stored turned, or with gates and ups in turns, become numbers."""
     if family.architecture not in STORED_AS_THEY_LIE:
         return PLAIN_FORMAT
-    layers = [name.removesuffix(".gate_exps") for name in stored if name.endswith(".gate_exps")]
-    return gguf_format(
-        {
-            layer: tuple(stored[f"{layer}.{part}"].dtype for part in ("gate_exps", "up_exps", "down_proj"))
-            for layer in layers
-        }
-    )
+    types = {}
+    for name in stored:
+        if name.endswith(".gate_exps"):
+            layer = name.removesuffix(".gate_exps")
+            types[layer] = stored[name].dtype, stored[f"{layer}.up_exps"].dtype, stored[f"{layer}.down_proj"].dtype
+    return gguf_format(types)
 
 
 def _stored(tensor: GgufTensor, shape: tuple[int, ...]) -> StoredTensor:
