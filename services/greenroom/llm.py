@@ -65,7 +65,8 @@ class LLM:
     """
 
     def __init__(self, model: str | None = None, *, config: WorkerConfig | None = None, **settings: Any) -> None:
-        """``model``: a folder or a hub id; None is the bundled model. ``config`` says everything at once instead.
+        """``model``: a folder, a GGUF file or a hub id; None is the bundled model. ``config`` says everything at once
+        instead.
 
         Raises GreenroomError.
         """

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from greenroom.core.errors import CorruptCheckpoint
+from greenroom.gguf.block_types import BlockType
 
 _FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _ITEM_BYTES = _FLOATS | {"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1}
@@ -21,7 +22,8 @@ _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One tensor of a checkpoint: the place and the type of its bytes."""
+    """One tensor of a checkpoint: the place and the type of its bytes. ``block``: of GGUF, whose codes mean the
+    tensor's numbers; ``dtype`` is then its name."""
 
     name: str
     shard: Path
@@ -29,10 +31,12 @@ class StoredTensor:
     shape: tuple[int, ...]
     offset: int
     nbytes: int
+    block: BlockType | None = None
 
     @property
     def is_float(self) -> bool:
-        return self.dtype in _FLOATS
+        """Whether it is numbers with fractions, or codes that mean such."""
+        return self.block is not None or self.dtype in _FLOATS
 
 
 class _Entry(msgspec.Struct):

@@ -1,4 +1,4 @@
-"""Tensors of safetensors files.
+"""Tensors of safetensors and GGUF files.
 
 They are read, not mapped, because touched pages of a mapped file count towards the process's memory.
 """
@@ -16,6 +16,7 @@ from typing import Final, Self
 import numpy as np
 import torch
 
+from greenroom.checkpoints.gguf_blocks import NotFinite, numbers_of
 from greenroom.checkpoints.page_cache import is_cached
 from greenroom.checkpoints.safetensors_headers import StoredTensor, unreadable
 from greenroom.core.errors import CorruptCheckpoint, UnsupportedModel
@@ -48,7 +49,10 @@ _CODES = {"F8_E4M3": torch.uint8}
 
 
 def torch_dtype(tensor: StoredTensor, *, codes: bool = False) -> torch.dtype:
-    """``codes``: take quantised weights too. Raises UnsupportedModel for those that are not known."""
+    """Of the tensor as ``typed`` gives it. ``codes``: take quantised weights too, as they are. Raises UnsupportedModel
+    for those that are not known."""
+    if tensor.block is not None:
+        return torch.uint8 if codes else torch.float32
     if codes and tensor.dtype in _CODES:
         return _CODES[tensor.dtype]
     if tensor.dtype not in _DTYPES:
@@ -180,8 +184,32 @@ def _fill_pages(fd: int, buffer: memoryview, offset: int, enough: int) -> None:
             raise EOFError
 
 
-def typed(data: torch.Tensor, tensor: StoredTensor, part: int | None = None, *, codes: bool = False) -> torch.Tensor:
-    """``data`` of ``ShardReader.read`` in its dtype and shape. A slice keeps a first dimension of 1. ``codes``: see
-    ``torch_dtype``."""
-    shape = tensor.shape if part is None else (1, *tensor.shape[1:])
-    return data.view(torch_dtype(tensor, codes=codes)).view(shape)
+def typed(
+    data: torch.Tensor,
+    tensor: StoredTensor,
+    part: int | None = None,
+    *,
+    codes: bool = False,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """``data`` of ``ShardReader.read`` in its dtype and shape. A slice keeps a first dimension of 1.
+
+    ``codes``: see ``torch_dtype``; GGUF's blocks then have the bytes of a row last. ``dtype``: what floating numbers
+    are rounded to, in place of their own. Raises CorruptCheckpoint for blocks that mean no numbers.
+    """
+    shape = stored_shape(tensor, codes=codes) if part is None else (1, *stored_shape(tensor, codes=codes)[1:])
+    if tensor.block is not None and not codes:
+        try:
+            return numbers_of(data, tensor.block, dtype or torch.float32).view(shape)
+        except NotFinite as error:
+            where = tensor.name if part is None else f"expert {part} of {tensor.name}"
+            raise CorruptCheckpoint(f"{where} in {tensor.shard} {error}") from error
+    found = data.view(torch_dtype(tensor, codes=codes)).view(shape)
+    return found if dtype is None or not found.is_floating_point() else found.to(dtype)
+
+
+def stored_shape(tensor: StoredTensor, *, codes: bool) -> tuple[int, ...]:
+    """As ``typed`` gives it."""
+    if tensor.block is None or not codes:
+        return tensor.shape
+    return *tensor.shape[:-1], tensor.shape[-1] // tensor.block.numbers * tensor.block.nbytes

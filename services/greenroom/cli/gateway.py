@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 @click.command()
 @click.option(
     "--model",
-    help="A folder, or a model id on the hub, whose tokenizer and chat template are used: the workers' model.  "
-    "[default: the bundled model]",
+    help="A folder, a GGUF file, or a model id on the hub, whose tokenizer and chat template are used: the workers' "
+    "model.  [default: the bundled model]",
 )
 @click.option("--revision", help="Branch, tag or commit of a model on the hub.")
 @click.option("--offline", is_flag=True, help="Use only what was downloaded before; no network.")

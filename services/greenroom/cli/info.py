@@ -29,7 +29,7 @@ def info(
     products: str,
     as_json: bool,
 ) -> None:
-    """Show layers, experts and sizes of MODEL (a folder or a hub id), and what fits into this machine.
+    """Show layers, experts and sizes of MODEL (a folder, a GGUF file or a hub id), and what fits into this machine.
 
     Its config.json is enough. Weights that are here are checked against it; none are downloaded.
 
@@ -37,6 +37,7 @@ def info(
     Examples:
       greenroom info                     the bundled model
       greenroom info ./checkpoint --json
+      greenroom info ./model-Q4_K_M.gguf
     """
     from greenroom.demo import bundled_model_path
     from greenroom.experts.copying.cuda import device_type
@@ -53,9 +54,10 @@ def info(
     machine = memory()
     kv = "unknown" if summary.kv_bytes_per_token is None else f"{format_bytes(summary.kv_bytes_per_token)} a token"
     kept = "" if summary.expert_format == PLAIN else f", as {summary.expert_format} (--experts-as)"
+    told = "config.json" if found.gguf is None else "the file's metadata"
     rows = [
         ("model", f"{summary.name} ({summary.model_type}, {summary.dtype})"),
-        ("weights", "as config.json says" if summary.checked else "none here: all sizes are by config.json alone"),
+        ("weights", f"as {told} says" if summary.checked else "none here: all sizes are by config.json alone"),
         ("MoE layers", f"{summary.moe_layers} with {summary.experts_per_layer} experts, top-{summary.top_k}"),
         (
             "experts",

@@ -172,7 +172,9 @@ runtime_options = stack(
     ),
 )
 
-model_option = click.option("--model", help="A folder, or a model id on the hub.  [default: the bundled model]")
+model_option = click.option(
+    "--model", help="A folder, a GGUF file, or a model id on the hub.  [default: the bundled model]"
+)
 
 
 def model_options(command: F) -> F:

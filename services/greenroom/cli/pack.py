@@ -31,7 +31,7 @@ def pack(
     measure: bool,
     verify: bool,
 ) -> None:
-    """Write the packed expert file of MODEL (a folder or a hub id) and print its path.
+    """Write the packed expert file of MODEL (a folder, a GGUF file or a hub id) and print its path.
 
     `serve` and `generate` do this by themselves at first use. Give it their --dtype, --experts-as, --device and
     --products, by which quantised experts are packed. How the pack is read best here is measured as well, and kept

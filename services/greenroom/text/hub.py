@@ -1,4 +1,4 @@
-"""A model's folder: one of this machine, or downloaded from the hub as far as it is needed."""
+"""Where a model lies: in a folder or a GGUF file of this machine, or downloaded from the hub as far as it is needed."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from huggingface_hub.errors import (
 )
 
 from greenroom.core.errors import InvalidConfig
+from greenroom.gguf.shards import SUFFIX
 
 SMALL_FILES = ("*.json", "*.jinja", "*.model", "*.tiktoken", "merges.txt", "vocab.txt")
 """Everything but the weights."""
@@ -30,32 +31,47 @@ def model_folder(
     cache_dir: Path | None = None,
     patterns: Sequence[str] = SMALL_FILES,
 ) -> Path:
-    """The folder ``model`` or, failing that, where the files of the hub's repository of that id lie that match
-    ``patterns``.
+    """The folder or the GGUF file ``model`` or, failing that, where the files of the hub's repository of that id lie
+    that match ``patterns``.
 
     Raises InvalidConfig, naming the field, where there is no such model.
     """
-    folder = local_folder(model, revision)
-    if folder is not None:
-        return folder
+    own = local_model(model, revision)
+    if own is not None:
+        return own
     return download(model, revision, offline or huggingface_hub.is_offline_mode(), cache_dir, patterns)
 
 
-def local_folder(model: str, revision: str | None) -> Path | None:
-    """None for what can only be a repository's id. Raises InvalidConfig."""
-    folder = Path(model).expanduser()
-    if folder.is_dir():
+def local_model(model: str, revision: str | None) -> Path | None:
+    """The folder or the GGUF file of this machine. None for what can only be a repository's id. Raises
+    InvalidConfig."""
+    place = Path(model).expanduser()
+    is_gguf = place.name.endswith(SUFFIX) and place.is_file()
+    if place.is_dir() or is_gguf:
         if revision is not None:
-            raise InvalidConfig("revision", revision, f"{model} is a folder; only hub repositories have revisions")
-        return folder
+            kind = "file" if is_gguf else "folder"
+            raise InvalidConfig("revision", revision, f"{model} is a {kind}; only hub repositories have revisions")
+        return place
+    if place.is_file():
+        raise InvalidConfig("model", model, f"it is a file, and no GGUF file by its name ({SUFFIX}): give a folder")
+    if place.name.endswith(SUFFIX):
+        raise InvalidConfig("model", model, "there is no such file")
     if _looks_like_path(model):
         raise InvalidConfig("model", model, "there is no such folder")
     return None
 
 
+def local_folder(model: str, revision: str | None) -> Path | None:
+    """The folder that the local model is or lies in, where files beside it are looked for. None and raises as
+    ``local_model``."""
+    place = local_model(model, revision)
+    return place.parent if place is not None and place.is_file() else place
+
+
 def hub_id(model: str | None) -> str | None:
-    """``model`` where it is a repository's id, None where it is a folder. Raises InvalidConfig as ``local_folder``."""
-    return None if model is None or local_folder(model, None) is not None else model
+    """``model`` where it is a repository's id, None where it is of this machine. Raises InvalidConfig as
+    ``local_model``."""
+    return None if model is None or local_model(model, None) is not None else model
 
 
 def _looks_like_path(model: str) -> bool:

@@ -6,14 +6,15 @@ from pathlib import Path
 
 from greenroom.core.errors import CorruptCheckpoint, InvalidRequest
 from greenroom.text.chat import ChatTemplate
-from greenroom.text.files import TEMPLATE_FILE, TextFiles, read_text_files
+from greenroom.text.files import TEMPLATE_FILE, TextFiles
+from greenroom.text.model_text import text_files_of
 from greenroom.text.sampling_defaults import NO_DEFAULTS, SamplingDefaults, read_sampling_defaults
 from greenroom.text.tokenizer import Tokenizer
 
 
 class TextProcessor:
     """``tokenizer`` always; a chat template only if the checkpoint has one, see ``chat``. ``folder``: the checkpoint's,
-    None where there is none."""
+    or a GGUF file, None where there is none."""
 
     def __init__(
         self, tokenizer: Tokenizer, chat: ChatTemplate | None, *, why_no_chat: str = "", folder: Path | None = None
@@ -25,11 +26,12 @@ class TextProcessor:
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> TextProcessor:
-        """Reads the checkpoint in ``folder``. A missing or broken chat template is no error before it is needed.
+        """Reads the checkpoint in ``folder``, or a GGUF file. A missing or broken chat template is no error before it
+        is needed.
 
         Raises CorruptCheckpoint, UnsupportedModel.
         """
-        files = read_text_files(Path(folder))
+        files = text_files_of(Path(folder))
         tokenizer = Tokenizer(files, name=str(folder))
         try:
             return cls(tokenizer, _chat_template(files), folder=Path(folder))

@@ -12,8 +12,9 @@ import tokenizers
 
 from greenroom.core.errors import CorruptCheckpoint, InvalidRequest, UnsupportedModel
 from greenroom.text.detokenize import ByteDetokenizer, Detokenizer, PieceDetokenizer, byte_of, bytes_of_symbols
-from greenroom.text.files import TOKENIZER_FILE, TextFiles, read_text_files
+from greenroom.text.files import TOKENIZER_FILE, TextFiles
 from greenroom.text.longest_tokens import token_reach
+from greenroom.text.model_text import text_files_of
 
 _PER_TOKEN_DECODERS = frozenset({"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace", "WordPiece"})
 _ANCHOR = re.compile("[A-Za-z0-9]")
@@ -59,8 +60,9 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> Tokenizer:
-        """The tokenizer of the checkpoint in ``folder``. Raises CorruptCheckpoint, UnsupportedModel."""
-        return cls(read_text_files(Path(folder)), name=str(folder))
+        """The tokenizer of the checkpoint in ``folder``, or of a GGUF file. Raises CorruptCheckpoint,
+        UnsupportedModel."""
+        return cls(text_files_of(Path(folder)), name=str(folder))
 
     def _add_missing(self, files: TextFiles) -> None:
         """Tokens that only tokenizer_config.json knows, and special ones that tokenizer.json does not mark so."""

@@ -11,8 +11,10 @@ import torch
 from greenroom.experts.pack.layout import ExpertWeights
 from greenroom.moe.architecture.moe_layers import ExpertTensor, MoeLayer
 from greenroom.moe.formats.fp8 import BLOCK, FP8_BLOCKS, FP8_ROWS
+from greenroom.moe.formats.gguf_storage import GGUF_PAIRS
 from greenroom.moe.formats.grouped_format import GroupedFormat, is_joined
 from greenroom.moe.formats.int8 import INT8
+from greenroom.moe.formats.k_quants import Q4_K, Q6_K
 from greenroom.moe.kernels.native.rows import GroupedExpert
 
 Sample = Callable[[ExpertTensor, torch.Generator, bool], tuple[torch.Tensor, ...]]
@@ -74,11 +76,52 @@ def _fp8_rows(tensor: ExpertTensor, generator: torch.Generator, whole: bool) -> 
     return _fp8_codes(outputs, inputs, generator, whole), scales
 
 
-SAMPLES: Final[dict[str, tuple[GroupedFormat, Sample]]] = {
+def _q4_k(tensor: ExpertTensor, generator: torch.Generator, whole: bool) -> tuple[torch.Tensor, ...]:
+    outputs, inputs = tensor.shape
+    blocks = -(-inputs // 256)
+
+    def small(most: int, width: int) -> torch.Tensor:
+        return torch.randint(0, most + 1, (outputs, width), generator=generator).to(torch.uint8)
+
+    if whole:
+        one = torch.ones(outputs, blocks).half()
+        return small(8, inputs), one, 1 << small(1, 8 * blocks), one.clone(), small(8, 8 * blocks)
+    factors = (torch.rand((2, outputs, blocks), generator=generator) * 0.004).half()
+    return small(15, inputs), factors[0], small(63, 8 * blocks), factors[1] * 8, small(63, 8 * blocks)
+
+
+def _q6_k(tensor: ExpertTensor, generator: torch.Generator, whole: bool) -> tuple[torch.Tensor, ...]:
+    outputs, inputs = tensor.shape
+    blocks = -(-inputs // 256)
+    low, high = (28, 37) if whole else (0, 64)
+    codes = torch.randint(low, high, (outputs, inputs), generator=generator).to(torch.uint8)
+    if whole:
+        scales = 1 << torch.randint(0, 2, (outputs, 16 * blocks), generator=generator).to(torch.int8)
+        return codes, torch.ones(outputs, blocks).half(), scales
+    scales = torch.randint(-128, 128, (outputs, 16 * blocks), generator=generator).to(torch.int8)
+    return codes, (torch.rand((outputs, blocks), generator=generator) * 0.0004).half(), scales
+
+
+_ALONE: Final[dict[str, tuple[GroupedFormat, Sample]]] = {
     INT8.name: (INT8, _int8),
     FP8_BLOCKS.name: (FP8_BLOCKS, _fp8_blocks),
     FP8_ROWS.name: (FP8_ROWS, _fp8_rows),
+    Q4_K.name: (Q4_K, _q4_k),
+    Q6_K.name: (Q6_K, _q6_k),
 }
+
+
+def _pair(first: Sample, second: Sample) -> Sample:
+    return lambda tensor, *more: (first if is_joined(tensor) else second)(tensor, *more)
+
+
+SAMPLES: Final[dict[str, tuple[GroupedFormat, Sample]]] = {
+    **_ALONE,
+    **{pair.name: (pair, _pair(*(_ALONE[one][1] for one in pair.name.split("-")))) for pair in GGUF_PAIRS},
+}
+
+_ZERO_AND_FOUR: Final = {INT8.name: (0, 4), Q4_K.name: (0, 4), Q6_K.name: (32, 36)}
+"""The codes of these numbers; those of the others are E4M3's."""
 
 
 def grouped_weights(name: str, seed: int, hidden: int, inner: int, *, whole: bool = False) -> GroupedWeights:
@@ -86,10 +129,13 @@ def grouped_weights(name: str, seed: int, hidden: int, inner: int, *, whole: boo
     generator, layer = torch.Generator().manual_seed(seed), swiglu_layer(hidden, inner)
     stored = tuple(sample(tensor, generator, whole) for tensor in layer.tensors)
     if whole:  # every gate is 128 for rows whose first number is 32: silu leaves it as it is
-        stored[0][0][:inner] = 0
-        stored[0][0][:inner, 0] = 4 if kept is INT8 else 0x48  # four in E4M3
+        zero, four = _ZERO_AND_FOUR.get(name.split("-")[0], (0, 0x48))
+        stored[0][0][:inner] = zero
+        stored[0][0][:inner, 0] = four
         for part in stored[0][1:]:
             part[:inner] = 1
+        if len(stored[0]) == 5:
+            stored[0][4][:inner] = 0  # minimums
     by_name: dict[str, torch.Tensor] = {}
     for tensor, parts in zip(layer.tensors, stored, strict=True):
         by_name |= kept.make(tensor, parts)

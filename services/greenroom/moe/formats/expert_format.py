@@ -32,6 +32,10 @@ class ExpertFormat(Protocol):
     version: int
     """Increased when the same tensors are to give other records."""
 
+    def of(self, layer: str) -> ExpertFormat:
+        """That of the layer with this name: itself, unless the layers' differ."""
+        ...
+
     def record(self, layer: MoeLayer) -> RecordLayout:
         """Of each expert of the layer."""
         ...
@@ -71,6 +75,9 @@ class Plain:
 
     name = PLAIN
     version = 1
+
+    def of(self, layer: str) -> ExpertFormat:
+        return self
 
     def record(self, layer: MoeLayer) -> RecordLayout:
         return RecordLayout.of(map(plain_record, layer.tensors))

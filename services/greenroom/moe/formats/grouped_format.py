@@ -15,7 +15,7 @@ import torch
 from greenroom.core.errors import CorruptCheckpoint
 from greenroom.experts.pack.layout import ExpertWeights, RecordLayout
 from greenroom.moe.architecture.moe_layers import ExpertTensor, MoeLayer
-from greenroom.moe.formats.expert_format import plain_record
+from greenroom.moe.formats.expert_format import ExpertFormat, plain_record
 from greenroom.moe.formats.panels import HALF, PANEL, UNIT, GroupedCodes, panels_of, units_of
 
 _AT_ONCE: Final = 1 << 20
@@ -63,6 +63,9 @@ class GroupedFormat(ABC):
     def numbers(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """Of some panels, in float32: ``[panels, 2, 16, units * 32]``."""
         ...
+
+    def of(self, layer: str) -> ExpertFormat:
+        return self
 
     def record(self, layer: MoeLayer) -> RecordLayout:
         return RecordLayout.of(self._record(layer))
@@ -121,6 +124,40 @@ class GroupedFormat(ABC):
             else:
                 own = into[first * PANEL : (first + step) * PANEL]
                 own.copy_(numbers.reshape(-1, inputs)[: len(own)])
+
+
+class GroupedPair(GroupedFormat):
+    """The first matrix in one format, the second one in another."""
+
+    def __init__(self, first: GroupedFormat, second: GroupedFormat) -> None:
+        self.name = f"{first.name}-{second.name}"
+        self.version = max(first.version, second.version)
+        self._first, self._second = first, second
+
+    @property
+    def products(self) -> tuple[GroupedCodes, GroupedCodes]:
+        return self._first.products[0], self._second.products[1]
+
+    def make(self, tensor: ExpertTensor, stored: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        return self._own(joined=is_joined(tensor)).make(tensor, stored)
+
+    def parts(self, panels: int, units: int, groups: int) -> tuple[Part, ...]:
+        raise NotImplementedError("each matrix has the parts of its own format")
+
+    def lay_out(self, stored: Sequence[torch.Tensor], *, joined: bool) -> tuple[torch.Tensor, ...]:
+        return self._own(joined=joined).lay_out(stored, joined=joined)
+
+    def numbers(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        raise NotImplementedError("each matrix has the numbers of its own format")
+
+    def _own(self, *, joined: bool) -> GroupedFormat:
+        return self._first if joined else self._second
+
+    def _parts_of(self, tensor: ExpertTensor) -> tuple[Part, ...]:
+        return self._own(joined=is_joined(tensor))._parts_of(tensor)
+
+    def _expand(self, parts: Sequence[torch.Tensor], into: torch.Tensor, *, joined: bool) -> None:
+        self._own(joined=joined)._expand(parts, into, joined=joined)
 
 
 def _is_matrix(tensor: ExpertTensor) -> bool:

@@ -23,7 +23,7 @@ import torch
 from greenroom.core.errors import CorruptCheckpoint
 from greenroom.experts.pack.layout import ExpertWeights, RecordLayout
 from greenroom.moe.architecture.moe_layers import ExpertTensor, MoeLayer
-from greenroom.moe.formats.expert_format import BadCodes, plain_record
+from greenroom.moe.formats.expert_format import BadCodes, ExpertFormat, plain_record
 
 BLOCK: Final = 32
 """Inputs that share a scale, and outputs of a panel."""
@@ -45,6 +45,9 @@ class Mxfp4:
 
     name = "mxfp4"
     version = 1
+
+    def of(self, layer: str) -> ExpertFormat:
+        return self
 
     def record(self, layer: MoeLayer) -> RecordLayout:
         return RecordLayout.of(self._record(layer))

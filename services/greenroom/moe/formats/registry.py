@@ -11,11 +11,15 @@ from greenroom.moe.formats.compressed_tensors import compressed_tensors
 from greenroom.moe.formats.expert_format import PLAIN_FORMAT, ExpertFormat
 from greenroom.moe.formats.fp8 import FP8_BLOCKS, FP8_ROWS
 from greenroom.moe.formats.fp8_storage import fine_grained_fp8
+from greenroom.moe.formats.gguf_storage import GGUF_PAIRS
 from greenroom.moe.formats.int8 import INT8
+from greenroom.moe.formats.k_quants import Q4_K, Q6_K
 from greenroom.moe.formats.mxfp4 import MXFP4
 from greenroom.moe.formats.stored_matrix import Shipped
 
-FORMATS: Final[dict[str, ExpertFormat]] = {one.name: one for one in (PLAIN_FORMAT, MXFP4, INT8, FP8_BLOCKS, FP8_ROWS)}
+FORMATS: Final[dict[str, ExpertFormat]] = {
+    one.name: one for one in (PLAIN_FORMAT, MXFP4, INT8, FP8_BLOCKS, FP8_ROWS, Q4_K, Q6_K, *GGUF_PAIRS)
+}
 
 _BY_METHOD: Final[dict[str, Callable[[Mapping[str, Any]], Shipped]]] = {
     "mxfp4": lambda _: Shipped(MXFP4),

@@ -1,4 +1,4 @@
-"""Checkpoints in Hugging Face format: found in a folder or on the hub, and checked before they are loaded."""
+"""Checkpoints: found in a folder, in a GGUF file or on the hub, and checked before they are loaded."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from greenroom.checkpoints.safetensors_headers import StoredTensor
 from greenroom.checkpoints.weight_files import listed, stored_tensors, weight_names
 from greenroom.core.errors import CorruptCheckpoint
 from greenroom.moe.architecture.families import unsupported
+from greenroom.moe.loading.gguf_checkpoint import GgufLayout, read_gguf_checkpoint
 from greenroom.moe.loading.quantization import refuse_quantized
-from greenroom.text.hub import SMALL_FILES, download, local_folder
+from greenroom.text.hub import SMALL_FILES, download, local_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +25,14 @@ class Checkpoint:
     """A checkpoint with all its files, or only its configuration (``resolve_config``).
 
     ``name`` is what was asked for, ``config`` is transformers' own. ``tensors`` is empty if there is only the
-    configuration.
+    configuration. ``folder`` is the file where it is GGUF; ``gguf`` is then what that has otherwise.
     """
 
     name: str
     folder: Path
     config: Any
     tensors: Mapping[str, StoredTensor] = field(repr=False)
+    gguf: GgufLayout | None = field(default=None, repr=False)
 
     @property
     def shards(self) -> list[Path]:
@@ -48,16 +50,16 @@ class Checkpoint:
 def resolve(
     model: str, *, revision: str | None = None, offline: bool = False, cache_dir: Path | None = None
 ) -> Checkpoint:
-    """The checkpoint in the folder ``model``, or else in the hub's repository with that id.
+    """The checkpoint in the folder or the GGUF file ``model``, or else in the hub's repository with that id.
 
     Only the files that are needed are downloaded, and a model that is not served is refused before its weights.
     ``revision``: a branch, tag or commit. ``cache_dir``: None is the hub's default cache. ``offline``: use only the
     cache. Code in a checkpoint never runs. Raises InvalidConfig if there is no such model, CorruptCheckpoint if files
     are missing or truncated, UnsupportedModel if the model is not served.
     """
-    own = local_folder(model, revision)
+    own = local_model(model, revision)
     if own is not None:
-        return _checked(model, own, _read_config(own, model))
+        return _of_gguf(model, own) if own.is_file() else _checked(model, own, _read_config(own, model))
     offline = offline or huggingface_hub.is_offline_mode()
     folder = download(model, revision, offline, cache_dir, SMALL_FILES)
     config = _read_config(folder, model)
@@ -77,8 +79,10 @@ def resolve_config(
 
     Weights that are there are checked.
     """
-    own = local_folder(model, revision)
+    own = local_model(model, revision)
     if own is not None:
+        if own.is_file():
+            return _of_gguf(model, own)
         config = _read_config(own, model)
         alone = not any(path.suffix in (".safetensors", ".bin") for path in listed(own))
         return Checkpoint(model, own, config, {}) if alone else _checked(model, own, config)
@@ -102,6 +106,11 @@ def _read_config(folder: Path, model: str) -> Any:
         return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # the JSON is untrusted, so transformers may raise anything
         raise CorruptCheckpoint(f"config.json of {model} is not valid: {error}") from error
+
+
+def _of_gguf(model: str, path: Path) -> Checkpoint:
+    parts = read_gguf_checkpoint(path)
+    return Checkpoint(model, path, parts.config, parts.tensors, parts.layout)
 
 
 def _checked(model: str, folder: Path, config: Any) -> Checkpoint:

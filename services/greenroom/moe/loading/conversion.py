@@ -29,11 +29,12 @@ from transformers.core_model_loading import (
 )
 
 from greenroom.checkpoints.safetensors_headers import StoredTensor
-from greenroom.checkpoints.shard_reader import place_of, torch_dtype, typed
+from greenroom.checkpoints.shard_reader import place_of, stored_shape, torch_dtype, typed
 from greenroom.core.errors import CorruptCheckpoint, UnsupportedModel
 from greenroom.moe.architecture.families import unsupported
 from greenroom.moe.architecture.moe_layers import ExpertTensor, MoeLayer, blueprint, describe_layers
 from greenroom.moe.formats.expert_format import PLAIN_FORMAT, BadCodes, ExpertFormat
+from greenroom.moe.formats.gguf_storage import GgufMatrices
 from greenroom.moe.formats.registry import shipped
 from greenroom.moe.formats.stored_matrix import MatrixStorage
 from greenroom.moe.loading.checkpoint import Checkpoint
@@ -136,8 +137,9 @@ class _Rename(ConversionOps):  # type: ignore[misc]
 
 
 class ExpertPlan:
-    """How every expert of a checkpoint is made from its tensors. ``dense``: the tensors of everything else, and
-    ``dense_in_parts``: its matrices that are stored in parts, by the name of the tensor that they make.
+    """How every expert of a checkpoint is made from its tensors. ``dense``: the tensors of everything else, by the
+    names that transformers loads them by, and ``dense_in_parts``: its matrices that are stored in parts, by the name of
+    the tensor that they make.
 
     Reads no weights. Raises UnsupportedModel for a mapping that can not be applied expert by expert, and
     CorruptCheckpoint if tensors are missing or do not have the shapes that the configuration says.
@@ -152,7 +154,7 @@ class ExpertPlan:
         self._shipped, self.storage = shipping.format, shipping.storage
         self._model = blueprint(checkpoint.config, dtype)
         self.layers = describe_layers(self._model, checkpoint.config, dtype)
-        self.dense: list[StoredTensor] = []
+        self.dense: dict[str, StoredTensor] = {}
         self.dense_in_parts: dict[str, dict[str, StoredTensor]] = {}
         self.recipes = self._recipes()
         checked = set()
@@ -167,20 +169,22 @@ class ExpertPlan:
         """
         if recipe.storage is not None:
             return self._make_of_parts(recipe, recipe.storage, recipe.matrices(weights))
-        if recipe.coded is not None and self.expert_format is not PLAIN_FORMAT:
-            return self.expert_format.make(recipe.coded, self._parts(recipe, weights))
+        own = self.expert_format.of(recipe.layer)
+        if recipe.coded is not None and own is not PLAIN_FORMAT:
+            return own.make(recipe.coded, self._parts(recipe, weights))
         cast = [weight.to(recipe.dtype) if weight.is_floating_point() else weight for weight in weights]
         return recipe.make(cast, self._model)
 
     def _make_of_parts(
         self, recipe: Recipe, storage: MatrixStorage, matrices: list[list[torch.Tensor]]
     ) -> dict[str, torch.Tensor]:
-        if self.expert_format is PLAIN_FORMAT:
+        own = self.expert_format.of(recipe.layer)
+        if own is PLAIN_FORMAT:
             return recipe.make([storage.numbers(parts, recipe.dtype) for parts in matrices], self._model)
         assert recipe.coded is not None
         codes = [storage.codes(parts) for parts in matrices]
         joined = codes[0] if len(codes) == 1 else [torch.cat(parts) for parts in zip(*codes, strict=True)]
-        return self.expert_format.make(recipe.coded, joined)
+        return own.make(recipe.coded, joined)
 
     def check(self, recipe: Recipe, weights: list[torch.Tensor], expert: int) -> None:
         """Raises CorruptCheckpoint, with file and tensor, if some of the expert's codes mean no numbers."""
@@ -213,7 +217,7 @@ class ExpertPlan:
         if recipe.storage is not None:
             return False
         stored = [feed.of(0) for feed in recipe.feeds]
-        if any(torch_dtype(tensor) != recipe.dtype for tensor, _ in stored):
+        if any(tensor.block is not None or torch_dtype(tensor) != recipe.dtype for tensor, _ in stored):
             return False
         if recipe.converter is None:
             return True
@@ -237,6 +241,8 @@ class ExpertPlan:
         own = self.expert_format
         lines = [] if own is PLAIN_FORMAT else [f"{own.name} {own.version}"]
         for layer, recipes in zip(self.layers, self.recipes, strict=True):
+            if (of_layer := own.of(layer.name)) is not own:
+                lines.append(f"{of_layer.name} {of_layer.version}")
             lines.append(repr(layer))
             for recipe in recipes:
                 operations = [] if recipe.converter is None else recipe.converter.operations
@@ -249,6 +255,7 @@ class ExpertPlan:
     def _recipes(self) -> list[list[Recipe]]:
         mapping = get_model_conversion_mapping(self._model)
         mapping += dequantizing_converters(self.checkpoint.config, self.dtype)
+        mapping += [] if self.checkpoint.gguf is None else self.checkpoint.gguf.converters()
         renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
         converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
         by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
@@ -273,7 +280,7 @@ class ExpertPlan:
         unplaced = []
         for key in sorted(self.checkpoint.tensors, key=dot_natural_key):
             stored = self.checkpoint.tensors[key]
-            name, part = self._part_of(stored)
+            name, part = self._part_of(key, stored)
             renamed, pattern = rename_source_key(name, renamings, converters, prefix, state)
             if renamed not in state and name in state:
                 renamed, pattern = rename_source_key(name, [], [], prefix, state)
@@ -283,7 +290,7 @@ class ExpertPlan:
             elif renamed in state and part:
                 self.dense_in_parts[name] = in_parts[name]
             elif renamed in state:
-                self.dense.append(stored)
+                self.dense[key] = stored
             else:
                 unplaced.append(key)
                 continue
@@ -298,11 +305,11 @@ class ExpertPlan:
         )
         return collected
 
-    def _part_of(self, stored: StoredTensor) -> tuple[str, str]:
+    def _part_of(self, key: str, stored: StoredTensor) -> tuple[str, str]:
         """The name of the matrix that a tensor is a part of, and which part it is ("": it is no part)."""
-        module, _, last = stored.name.rpartition(".")
+        module, _, last = key.rpartition(".")
         if self.storage is None or last not in self.storage.parts or not self.storage.is_part(stored):
-            return stored.name, ""
+            return key, ""
         return f"{module}.weight", last
 
     def _check_parts(self, name: str, parts: dict[str, StoredTensor]) -> None:
@@ -325,6 +332,7 @@ class ExpertPlan:
         stacked = layer.stacked and not merges
         storage = self.storage if any(part for _, part in fed) else None
         feeds = tuple(Feed(pattern, tuple(found), stacked, part) for (pattern, part), found in fed.items())
+        blocks = None if self.expert_format.of(layer.name) is PLAIN_FORMAT else feeds[0].tensors[0].block
         if self.storage is not None and len(made.shape) > 1 and (plain := [feed for feed in feeds if not feed.part]):
             raise _not_coded(plain[0])
         coded = made if storage is not None or (converter is not None and is_dequantizing(converter)) else None
@@ -340,6 +348,8 @@ class ExpertPlan:
             found = {(feed.pattern, feed.part): feed for feed in feeds}
             sources = patterns if converter is None else converter.source_patterns
             feeds = tuple(found[pattern, part] for pattern in sources for part in storage.parts)
+        if blocks is not None:
+            coded, storage = made, GgufMatrices(blocks)
         recipe = Recipe(layer.name, target, made.dtype, feeds, converter, coded, storage)
         _check_codes(layer, recipe, self._shipped.stored_shapes(made))
         return recipe
@@ -354,10 +364,10 @@ class ExpertPlan:
         for recipe in recipes:
             weights = []
             for stored, part in (feed.of(0) for feed in recipe.feeds):
-                shape = stored.shape if part is None else (1, *stored.shape[1:])
-                weights.append(
-                    torch.zeros((), dtype=torch_dtype(stored, codes=recipe.storage is not None)).expand(shape)
-                )
+                codes = recipe.storage is not None
+                shape = stored_shape(stored, codes=codes)
+                shape = shape if part is None else (1, *shape[1:])
+                weights.append(torch.zeros((), dtype=torch_dtype(stored, codes=codes)).expand(shape))
             if recipe.storage is not None:
                 self._check_joined(recipe, recipe.storage, recipe.matrices(weights))
             made |= self.make(recipe, weights)
@@ -383,10 +393,11 @@ class ExpertPlan:
                 f"an expert's {recipe.target} in {recipe.layer} has the shape {shape} in the checkpoint and "
                 f"{recipe.coded.shape} by its configuration"
             )
-        if self.expert_format is not PLAIN_FORMAT and not torch.equal(made[recipe.target].reshape(-1), places):
+        own = self.expert_format.of(recipe.layer)
+        if own is not PLAIN_FORMAT and not torch.equal(made[recipe.target].reshape(-1), places):
             raise UnsupportedModel(
                 f"{recipe.layer}.{recipe.target} is not its stored matrices one behind the other, so it can not stay "
-                f"{self.expert_format.name}: use --experts-as expanded"
+                f"{own.name}: use --experts-as expanded"
             )
 
 

@@ -39,7 +39,7 @@ def kept_format(
         raise InvalidConfig("experts_as", experts_as, f"allowed: {', '.join(EXPERTS_AS)}")
     if products not in PRODUCTS:
         raise InvalidConfig("products", products, f"allowed: {', '.join(PRODUCTS)}")
-    shipped = shipped_format(checkpoint.config)
+    shipped = shipped_format(checkpoint.config) if checkpoint.gguf is None else checkpoint.gguf.format
     if experts_as == "stored":
         return shipped
     if experts_as == "expanded" or shipped is PLAIN_FORMAT:
@@ -51,7 +51,7 @@ def kept_format(
 def _taken(checkpoint: Checkpoint, shipped: ExpertFormat) -> bool:
     """Whether compiled products take all of the model's experts as they are shipped."""
     modules = experts_modules(blueprint(checkpoint.config, torch.bfloat16))
-    return all(are_compiled(experts, shipped.name) for _, experts in modules)
+    return all(are_compiled(experts, shipped.of(name).name) for name, experts in modules)
 
 
 def _compiled() -> bool:

@@ -130,13 +130,13 @@ def load(
     native = None
     own: NativeRows | None = None  # this model's own, because its limits are
     for number, (layer, router) in enumerate(zip(plan.layers, routers, strict=True)):
-        experts = model.get_submodule(layer.name)
-        native = native_for(experts, kept, products, expert_format.name) if layer.stacked else None
+        experts, own_format = model.get_submodule(layer.name), expert_format.of(layer.name)
+        native = native_for(experts, kept, products, own_format.name) if layer.stacked else None
         compiled = None
         if native is not None:
             native = own = own or native.for_a_model()
-            compiled = products_of(native, experts, expert_format.name)
-        expand = None if expert_format is PLAIN_FORMAT else hooks.expander(expert_format, layer)
+            compiled = products_of(native, experts, own_format.name)
+        expand = None if own_format is PLAIN_FORMAT else hooks.expander(own_format, layer)
         hook = LayerHook(number, hooks, native, masking, clamped_gate_of(experts), compiled, expand)
         _install(hook, model, layer)
         if router is not None:

@@ -72,12 +72,11 @@ class MoePackSource:
         return f"{CONVERSION_VERSION}\n{self._plan.description()}"
 
     def manifest(self, digest: str) -> PackManifest:
-        own = self._plan.expert_format
-        layers = tuple(
-            PackLayer(layer.name, layer.experts, layer.top_k, own.record(layer), own.name)
-            for layer in self._plan.layers
-        )
-        return PackManifest(self._plan.checkpoint.config.model_type, self._dtype, digest, layers)
+        layers = []
+        for layer in self._plan.layers:
+            own = self._plan.expert_format.of(layer.name)
+            layers.append(PackLayer(layer.name, layer.experts, layer.top_k, own.record(layer), own.name))
+        return PackManifest(self._plan.checkpoint.config.model_type, self._dtype, digest, tuple(layers))
 
     def digest(self, total: Digest, on_bytes: OnBytes) -> None:
         with ShardReader() as reader, ReadAhead(reader, self._wanted()) as stored:

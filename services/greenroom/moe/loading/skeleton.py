@@ -59,7 +59,7 @@ def load_skeleton(plan: ExpertPlan, attn_implementation: str | None = None) -> A
         raise CorruptCheckpoint(
             f"{checkpoint.name} lacks {len(wrong)} dense tensors, or has them in another shape: {', '.join(wrong[:5])}"
         )
-    if (checkpoint.folder / "generation_config.json").exists():
+    if checkpoint.gguf is None and (checkpoint.folder / "generation_config.json").exists():
         try:
             model.generation_config = GenerationConfig.from_pretrained(checkpoint.folder, local_files_only=True)
         except Exception as error:  # the JSON is untrusted, so transformers may raise anything
@@ -79,10 +79,18 @@ def _unquantized(config: Any) -> Any:
 def _dense_weights(plan: ExpertPlan) -> dict[str, torch.Tensor]:
     """Matrices that are stored in parts become numbers of the model's dtype."""
     with ShardReader() as reader:
-        dense = {stored.name: typed(reader.read(stored), stored) for stored in plan.dense}
+        dense = {name: _dense(reader, plan, name, stored) for name, stored in plan.dense.items()}
         for name, parts in plan.dense_in_parts.items():
             dense[name] = _numbers(reader, plan, parts)
     return dense
+
+
+def _dense(reader: ShardReader, plan: ExpertPlan, name: str, stored: StoredTensor) -> torch.Tensor:
+    gguf = plan.checkpoint.gguf
+    if gguf is None:
+        return typed(reader.read(stored), stored)
+    # Rounded piece by piece: as float32, codes of four bits would take eight times as much meanwhile.
+    return gguf.restored(name, typed(reader.read(stored), stored, dtype=plan.dtype))
 
 
 def _numbers(reader: ShardReader, plan: ExpertPlan, parts: dict[str, StoredTensor]) -> torch.Tensor:

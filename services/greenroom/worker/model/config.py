@@ -38,7 +38,7 @@ DEFAULT_ROWS = 512
 class WorkerConfig:
     """One model and what it may use.
 
-    - ``model``: a folder or a hub id.
+    - ``model``: a folder, a GGUF file (of several any one) or a hub id.
     - ``expert_memory``, ``host_memory``, ``kv_memory``: ``auto`` or a size such as ``2GiB``. The experts' two may also
       be a share of all experts, such as ``25%``. ``host_memory`` ``auto`` is none where the device tier is RAM.
     - ``device``: ``cpu``, ``cuda`` or ``auto`` (a GPU where there is one).

@@ -1,0 +1,134 @@
+"""How a GGUF file stores a matrix of experts, and the formats of records for it.
+
+All experts of a layer are one tensor, and one expert is a run of blocks in it. The first matrix of an expert (gate and
+up) and the second one may be of different types, and so may layers: a Q4_K_M file has part of its second ones in Q6_K.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from typing import Final
+
+import torch
+
+from greenroom.checkpoints.gguf_blocks import NotFinite, numbers_of, q4_k_codes, q6_k_codes, q8_0_codes
+from greenroom.checkpoints.safetensors_headers import StoredTensor
+from greenroom.experts.pack.layout import ExpertWeights, RecordLayout
+from greenroom.gguf.block_types import BlockType
+from greenroom.moe.architecture.moe_layers import ExpertTensor, MoeLayer
+from greenroom.moe.formats.expert_format import PLAIN_FORMAT, BadCodes, ExpertFormat
+from greenroom.moe.formats.grouped_format import GroupedFormat, GroupedPair
+from greenroom.moe.formats.int8 import INT8
+from greenroom.moe.formats.k_quants import Q4_K, Q6_K
+
+
+@dataclass(frozen=True, slots=True)
+class _Type:
+    """``split``: what the ``record``'s format takes, of blocks ``uint8[blocks, bytes]``. ``factors``: which of it may
+    be no number."""
+
+    record: GroupedFormat
+    split: Callable[[torch.Tensor], Sequence[torch.Tensor]]
+    factors: tuple[int, ...]
+
+
+_TYPES: Final[Mapping[str, _Type]] = {
+    "Q8_0": _Type(INT8, q8_0_codes, (1,)),
+    "Q4_K": _Type(Q4_K, q4_k_codes, (1, 3)),
+    "Q6_K": _Type(Q6_K, q6_k_codes, (1,)),
+}
+
+GGUF_PAIRS: Final = tuple(GroupedPair(*pair) for pair in permutations((INT8, Q4_K, Q6_K), 2))
+
+_BY_TYPES: Final[dict[tuple[str, str], ExpertFormat]] = {
+    (first, second): own.record if first == second else next(
+        pair for pair in GGUF_PAIRS if pair.name == f"{own.record.name}-{other.record.name}"
+    )
+    for first, own in _TYPES.items() for second, other in _TYPES.items()
+}  # fmt: skip
+"""By the types of gate and up, and of down."""
+
+
+class GgufMatrices:
+    """A ``MatrixStorage``: a tensor of blocks is a matrix, of one expert or of all of them."""
+
+    parts: tuple[str, ...] = ("",)
+
+    def __init__(self, block: BlockType) -> None:
+        self._block = block
+        self._type = _TYPES[block.name]
+
+    def is_part(self, tensor: StoredTensor) -> bool:
+        return tensor.block == self._block
+
+    def check_headers(self, stored: Mapping[str, StoredTensor]) -> None:
+        """Done when the file was read."""
+        return
+
+    def check(self, parts: Sequence[torch.Tensor], dtype: torch.dtype) -> None:
+        """All numbers are products of a factor of half precision and small integers, so bfloat16 and float32 have
+        them."""
+        split = self._type.split(self._blocks(parts))
+        if not all(bool(torch.isfinite(split[factor]).all()) for factor in self._type.factors):
+            raise BadCodes(0, "has a scale that is no number")
+        if dtype is torch.float16:
+            try:
+                self.numbers(parts, dtype)
+            except NotFinite as error:
+                raise BadCodes(0, str(error)) from error
+
+    def codes(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        rows = parts[0].shape[-2]
+        split = [part.reshape(rows, -1) for part in self._type.split(self._blocks(parts))]
+        return [part.view(torch.uint8) if number == 0 else part for number, part in enumerate(split)]
+
+    def numbers(self, parts: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+        (one,) = parts
+        made = numbers_of(one.contiguous().view(-1), self._block, dtype)
+        return made.view(*one.shape[:-1], one.shape[-1] // self._block.nbytes * self._block.numbers)
+
+    def _blocks(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        return parts[0].contiguous().view(-1, self._block.nbytes)
+
+
+class LayerFormats:
+    """An ``ExpertFormat`` that is another one in each layer."""
+
+    version = 1
+
+    def __init__(self, by_layer: Mapping[str, ExpertFormat]) -> None:
+        self._by_layer = dict(by_layer)
+        self.name = "+".join(sorted({one.name for one in by_layer.values()}))
+
+    def of(self, layer: str) -> ExpertFormat:
+        return self._by_layer[layer]
+
+    def record(self, layer: MoeLayer) -> RecordLayout:
+        return self.of(layer.name).record(layer)
+
+    def stored_shapes(self, tensor: ExpertTensor) -> tuple[tuple[int, ...], ...]:
+        return ()
+
+    def check(self, tensor: ExpertTensor, stored: Sequence[torch.Tensor]) -> None:
+        return
+
+    def make(self, tensor: ExpertTensor, stored: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        raise NotImplementedError("a layer's own format makes its records: of(layer)")
+
+    def expand(self, layer: MoeLayer, weights: ExpertWeights, into: ExpertWeights) -> None:
+        self.of(layer.name).expand(layer, weights, into)
+
+    def expanding_bytes(self, layer: MoeLayer) -> int:
+        return self.of(layer.name).expanding_bytes(layer)
+
+
+def gguf_format(types: Mapping[str, tuple[str, str, str]]) -> ExpertFormat:
+    """``types``: of each layer's gate, up and down. A layer whose types have no records of their own has numbers."""
+    by_layer = {
+        layer: _BY_TYPES.get((gate, down), PLAIN_FORMAT) if gate == up else PLAIN_FORMAT
+        for layer, (gate, up, down) in types.items()
+    }
+    own = set(by_layer.values())
+    return own.pop() if len(own) == 1 else LayerFormats(by_layer)
