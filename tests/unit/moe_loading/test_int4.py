@@ -171,12 +171,12 @@ BROKEN: dict[str, tuple[str, Callable[[Tensors], Any], str]] = {
     "scales of other groups": (
         "awq",
         lambda t: t.update({f"{OWN}.scales": t[f"{OWN}.scales"][:1].clone()}),
-        r"the experts of model\.layers\.1\.mlp\.experts\.down_proj \(scales\) differ in shape",
+        rf"{OWN}\.scales in .* has the shape \(1, 64\) of F16, and by quantization_config .* \(2, 64\)",
     ),
     "zero points of other groups": (
         "packed-asymmetric",
         lambda t: t.update({f"{OWN}.weight_zero_point": t[f"{OWN}.weight_zero_point"][:4].clone()}),
-        r"experts\.down_proj \(weight_zero_point\) differ in shape",
+        rf"{OWN}\.weight_zero_point in .* has the shape \(4, 2\) of I32, .* \(8, 2\)",
     ),
     "codes of another dtype": (
         "gptq",
@@ -186,34 +186,34 @@ BROKEN: dict[str, tuple[str, Callable[[Tensors], Any], str]] = {
     "codes of eight bits": (
         "gptq",
         lambda t: t.update({f"{OWN}.qweight": t[f"{OWN}.qweight"].repeat(2, 1)}),
-        r"experts\.down_proj \(qweight\) differ in shape",
+        rf"{OWN}\.scales in .* has the shape \(2, 64\) of F16, .* \(4, 64\)",
     ),
     "scales that are missing": (
         "gptq",
         lambda t: t.pop(f"{OWN}.scales"),
-        r"experts\.down_proj \(scales\) has 7 of 8 experts in the checkpoint; missing: 3",
+        rf"{OWN}\.[gq].* in .*model\.safetensors has no scales beside it",
     ),
     "an order that is missing": (
         "gptq-act-order",
         lambda t: t.pop(f"{OWN}.g_idx"),
-        r"experts\.down_proj \(g_idx\) has 7 of 8 experts in the checkpoint; missing: 3",
+        rf"{OWN}\.[qs].* in .*model\.safetensors has no g_idx beside it",
     ),
     "codes that are missing": (
         "packed",
         lambda t: t.pop(f"{OWN}.weight_packed"),
-        r"experts\.down_proj \(weight_packed\) has 7 of 8 experts in the checkpoint; missing: 3",
+        rf"{OWN}\.weight_s.* in .*model\.safetensors has no weight_packed beside it",
     ),
     "stored twice": (
         "awq",
         lambda t: t.update({f"{OWN}.weight": torch.zeros(64, 64)}),
-        r"experts\.down_proj has 1 of 8 experts in the checkpoint",
+        rf"{OWN}\.weight is stored twice: as numbers, and in qweight, qzeros, scales",
     ),
     "numbers in the place of codes": (
         "gptq",
         lambda t: [
             t.pop(f"{OWN}.{part}") for part in ("qweight", "qzeros", "scales", "g_idx")
         ] and t.update({f"{OWN}.weight": torch.zeros(64, 64)}),
-        r"experts\.down_proj.* has [17] of 8 experts in the checkpoint",
+        rf"{OWN}\.weight in .* is stored as F32, and the configuration's quantization_config says",
     ),
     "one expert less": (
         "awq",

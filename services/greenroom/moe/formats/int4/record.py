@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
+from torch.nn import functional
 
 from greenroom.checkpoints.safetensors_headers import StoredTensor
 from greenroom.core.errors import UnsupportedModel
@@ -73,13 +74,15 @@ class Int4(GroupedFormat):
     def numbers(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         codes, scales, *zeros = parts
         panels, units, _ = codes.shape
-        rows = rows_of_bits(codes, _BITS, panels * PANEL, units * UNIT, joined=False)
-        numbers = _signed(rows).view(panels, 2, HALF, scales.shape[1], -1).float()
+        groups, width = scales.shape[1], units * UNIT
+        size = width if self.group_size == -1 else self.group_size
+        rows = _signed(rows_of_bits(codes, _BITS, panels * PANEL, width, joined=False)).float()
+        numbers = functional.pad(rows, (0, groups * size - width)).view(panels, 2, HALF, groups, size)
         if zeros:
             both = torch.stack([zeros[0] & 15, zeros[0] >> _BITS], dim=1)  # [panels, 2, groups, 16]
             numbers -= _signed(both).float().transpose(2, 3)[..., None]
         by_group = scales.view(panels, -1, 2, HALF).permute(0, 2, 3, 1).float()
-        return (numbers * by_group[..., None]).view(panels, 2, HALF, units * UNIT)
+        return (numbers * by_group[..., None]).view(panels, 2, HALF, groups * size)[..., :width]
 
     def shipped(self, storage: MatrixStorage, scale: str, leaves_out: Callable[[str], bool]) -> Shipped:
         """Of a checkpoint that stores matrices so. ``scale``: which of the parts has scales."""

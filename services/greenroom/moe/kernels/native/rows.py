@@ -13,7 +13,7 @@ import functools
 import itertools
 import os
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -384,6 +384,11 @@ class NativeRows:
             *(_at(tokens) + 8 * first, _at(scales) + 4 * first, out.data_ptr(), add),
             *(gate.alpha, _as_bf16(gate.limit), self._threads(3 * hidden * inner)),
         )
+
+    @property
+    def grouped_formats(self) -> Iterable[str]:
+        """The names of what ``grouped_experts`` computes."""
+        return self._grouped
 
     def grouped_experts(
         self,
