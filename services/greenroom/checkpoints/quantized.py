@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+_SETTINGS: Final = ("quantization_config", "compression_config")
+"""What a configuration tells it in. The second one is older."""
+
 _BITSANDBYTES: Final = (
     "use the checkpoint that it was quantised from, or dequantize() it with transformers and save that"
 )
@@ -18,12 +21,18 @@ _ADVICE: Final = {
 _DEFAULT_ADVICE: Final = "use the unquantised checkpoint that it was made from"
 
 
+def settings_of(config: Any) -> dict[str, Any]:
+    """The part of ``config.json`` that is about quantisation, of transformers' configuration."""
+    own, text = ({name: getattr(of, name, None) for name in _SETTINGS} for of in (config, config.get_text_config()))
+    return own | {"text_config": text}
+
+
 def quantization_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """What ``config.json`` says of it. Empty: the checkpoint is not quantised."""
     for holder in (config, config.get("text_config") or {}):
-        settings = holder.get("quantization_config") or holder.get("compression_config")
-        if settings:
-            return settings  # type: ignore[no-any-return]
+        for name in _SETTINGS:
+            if holder.get(name):
+                return holder[name]  # type: ignore[no-any-return]
     return {}
 
 

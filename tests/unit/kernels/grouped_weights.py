@@ -13,6 +13,8 @@ from greenroom.moe.architecture.moe_layers import ExpertTensor, MoeLayer
 from greenroom.moe.formats.fp8 import BLOCK, FP8_BLOCKS, FP8_ROWS
 from greenroom.moe.formats.gguf_storage import GGUF_PAIRS
 from greenroom.moe.formats.grouped_format import GroupedFormat, is_joined
+from greenroom.moe.formats.int4.matrix import MIDDLE
+from greenroom.moe.formats.int4.record import Int4
 from greenroom.moe.formats.int8 import INT8
 from greenroom.moe.formats.k_quants import Q4_K, Q6_K
 from greenroom.moe.kernels.native.rows import GroupedExpert
@@ -102,6 +104,53 @@ def _q6_k(tensor: ExpertTensor, generator: torch.Generator, whole: bool) -> tupl
     return codes, (torch.rand((outputs, blocks), generator=generator) * 0.0004).half(), scales
 
 
+def _int4(kept: Int4) -> Sample:
+    def sample(tensor: ExpertTensor, generator: torch.Generator, whole: bool) -> tuple[torch.Tensor, ...]:
+        outputs, inputs = tensor.shape
+        groups = 1 if kept.group_size == -1 else -(-inputs // kept.group_size)
+        codes = torch.randint(4 if whole else 0, 13 if whole else 16, (outputs, inputs), generator=generator)
+        scales = _scales((outputs, groups), generator, whole) * (1.0 if whole else 0.02)
+        made = [codes.to(torch.uint8), scales.to(getattr(torch, kept.scales))]
+        if kept.zeros:
+            zeros = torch.randint(7 if whole else 0, 10 if whole else 16, (outputs, groups), generator=generator)
+            made.append(zeros.to(torch.uint8))
+        if kept.ordered:
+            order = torch.randperm(inputs, generator=generator).to(torch.int32)
+            made.append(order.repeat(2 if is_joined(tensor) else 1))
+        return tuple(made)
+
+    return sample
+
+
+def _let_gates_pass(kept: GroupedFormat, stored: tuple[torch.Tensor, ...], inner: int) -> None:
+    """Every gate is 128 for rows whose first number is 32: silu leaves it as it is."""
+    codes, scales, *others = stored
+    scales[:inner] = 1
+    if not isinstance(kept, Int4):
+        zero, four = _ZERO_AND_FOUR.get(kept.name.split("-")[0], (0, 0x48))
+        codes[:inner] = zero
+        codes[:inner, 0] = four
+        for part in others:
+            part[:inner] = 1
+        if len(others) == 3:
+            others[2][:inner] = 0  # minimums
+        return
+    if kept.zeros:
+        others[0][:inner] = MIDDLE
+    codes[:inner] = MIDDLE
+    first = int((others[-1][: codes.shape[1]] == 0).nonzero()) if kept.ordered else 0
+    codes[:inner, first] = MIDDLE + 4
+
+
+INT4: Final = {
+    "int4": Int4(32),
+    "int4-zeros": Int4(64, zeros=True),
+    "int4-bfloats": Int4(-1, scales="bfloat16"),
+    "int4-bfloats-zeros": Int4(32, zeros=True, scales="bfloat16"),
+    "int4-ordered": Int4(32, zeros=True, ordered=True),
+    "int4-bfloats-ordered": Int4(96, ordered=True, scales="bfloat16"),
+}
+
 _ALONE: Final[dict[str, tuple[GroupedFormat, Sample]]] = {
     INT8.name: (INT8, _int8),
     FP8_BLOCKS.name: (FP8_BLOCKS, _fp8_blocks),
@@ -117,6 +166,7 @@ def _pair(first: Sample, second: Sample) -> Sample:
 
 SAMPLES: Final[dict[str, tuple[GroupedFormat, Sample]]] = {
     **_ALONE,
+    **{name: (kept, _int4(kept)) for name, kept in INT4.items()},
     **{pair.name: (pair, _pair(*(_ALONE[one][1] for one in pair.name.split("-")))) for pair in GGUF_PAIRS},
 }
 
@@ -128,14 +178,8 @@ def grouped_weights(name: str, seed: int, hidden: int, inner: int, *, whole: boo
     kept, sample = SAMPLES[name]
     generator, layer = torch.Generator().manual_seed(seed), swiglu_layer(hidden, inner)
     stored = tuple(sample(tensor, generator, whole) for tensor in layer.tensors)
-    if whole:  # every gate is 128 for rows whose first number is 32: silu leaves it as it is
-        zero, four = _ZERO_AND_FOUR.get(name.split("-")[0], (0, 0x48))
-        stored[0][0][:inner] = zero
-        stored[0][0][:inner, 0] = four
-        for part in stored[0][1:]:
-            part[:inner] = 1
-        if len(stored[0]) == 5:
-            stored[0][4][:inner] = 0  # minimums
+    if whole:
+        _let_gates_pass(kept, stored[0], inner)
     by_name: dict[str, torch.Tensor] = {}
     for tensor, parts in zip(layer.tensors, stored, strict=True):
         by_name |= kept.make(tensor, parts)

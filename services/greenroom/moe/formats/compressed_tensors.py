@@ -7,6 +7,7 @@ from typing import Any
 
 from greenroom.moe.formats.fp8 import BLOCK, FP8_BLOCKS, FP8_ROWS
 from greenroom.moe.formats.fp8_storage import Fp8Storage
+from greenroom.moe.formats.int4.pack_quantized import pack_quantized
 from greenroom.moe.formats.stored_matrix import NotServed, Shipped
 
 
@@ -19,6 +20,8 @@ def compressed_tensors(settings: Mapping[str, Any]) -> Shipped:
     scheme = schemes[0]
     if not isinstance(scheme, Mapping) or any(other != scheme for other in schemes):
         raise NotServed("its config_groups have several schemes of weights")
+    if scheme.get("type", "int") == "int":
+        return pack_quantized(settings, scheme)
     if (scheme.get("type"), scheme.get("num_bits")) != ("float", 8):
         raise NotServed(f"its weights are {scheme.get('type')} of {scheme.get('num_bits')} bits")
     strategy, block = scheme.get("strategy"), scheme.get("block_structure")

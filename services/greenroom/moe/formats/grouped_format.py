@@ -51,12 +51,13 @@ class GroupedFormat(ABC):
 
     @abstractmethod
     def parts(self, panels: int, units: int, groups: int) -> tuple[Part, ...]:
-        """What a record has for a matrix of so many panels, units and groups: codes, scales, minimums."""
+        """What a record has for a matrix of so many panels, units and groups: codes, scales, minimums. An order of the
+        inputs comes behind them."""
         ...
 
     @abstractmethod
     def lay_out(self, stored: Sequence[torch.Tensor], *, joined: bool) -> tuple[torch.Tensor, ...]:
-        """The ``parts`` of a matrix."""
+        """The ``parts`` of a matrix, and the order of its inputs where the products have one."""
         ...
 
     @abstractmethod
@@ -109,15 +110,22 @@ class GroupedFormat(ABC):
             raise CorruptCheckpoint(
                 f"an expert's {tensor.name} is {outputs} by {inputs}, and {self.name} needs even widths"
             )
-        group = self.products[0 if joined else 1].group
-        return self.parts(panels_of(outputs, joined=joined), units_of(inputs), -(-inputs // group) if group else 1)
+        own = self.products[0 if joined else 1]
+        groups = -(-inputs // own.group) if own.group else 1
+        parts = self.parts(panels_of(outputs, joined=joined), units_of(inputs), groups)
+        return (*parts, ("order", (inputs,), "int32")) if own.ordered else parts
 
     def _expand(self, parts: Sequence[torch.Tensor], into: torch.Tensor, *, joined: bool) -> None:
+        ordered = self.products[0 if joined else 1].ordered
+        *parts, order = parts if ordered else (*parts, None)
+        places = None if order is None else torch.argsort(order)
         panels, units = parts[0].shape[:2]
         outputs, inputs = into.shape
         step = max(1, _AT_ONCE // (units * UNIT * PANEL))
         for first in range(0, panels, step):
             numbers = self.numbers([part[first : first + step] for part in parts])[..., :inputs]
+            if places is not None:
+                numbers = numbers[..., places]
             if joined:
                 own = into.view(2, outputs // 2, inputs)[:, first * HALF : (first + step) * HALF]
                 own.copy_(numbers.transpose(0, 1).reshape(2, -1, inputs)[:, : own.shape[1]])

@@ -22,11 +22,13 @@ UNIT: Final = 32
 class GroupedCodes(NamedTuple):
     """How the products compute one matrix.
 
-    ``name``: the format's in ``grouped_formats.inc``. ``group``: inputs that share a scale; 0: all.
+    ``name``: the format's in ``grouped_formats.inc``. ``group``: inputs that share a scale; 0: all. ``ordered``: whether a
+    record has a last tensor that says which input each of the matrix's is (int32).
     """
 
     name: str
     group: int = 0
+    ordered: bool = False
 
 
 def panels_of(outputs: int, *, joined: bool) -> int:
@@ -101,11 +103,16 @@ def bit_codes(codes: torch.Tensor, bits: int, *, joined: bool) -> torch.Tensor:
 
 def rows_of_bits(packed: torch.Tensor, bits: int, outputs: int, inputs: int, *, joined: bool) -> torch.Tensor:
     """What ``bit_codes`` was given."""
+    return rows_of(halves_of_bits(packed, bits), outputs, joined=joined)[:, :inputs]
+
+
+def halves_of_bits(packed: torch.Tensor, bits: int) -> torch.Tensor:
+    """The codes that ``bit_codes`` has packed: ``[panels, 2, 16, units * 32]``."""
     panels, units, _ = packed.shape
     together = 16 // bits
     several = torch.stack([packed >> bits * place & (1 << bits) - 1 for place in range(8 // bits)], dim=-1)
     lanes = several.view(panels, units, UNIT // together, HALF, together, 2).permute(0, 5, 3, 1, 2, 4)
-    return rows_of(lanes.reshape(panels, 2, HALF, units * UNIT), outputs, joined=joined)[:, :inputs]
+    return lanes.reshape(panels, 2, HALF, units * UNIT)
 
 
 def _whole_units(codes: torch.Tensor) -> torch.Tensor:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from greenroom.checkpoints.quantized import quantization_method, quantization_settings
+from greenroom.checkpoints.quantized import quantization_method, quantization_settings, settings_of
+from greenroom.checkpoints.safetensors_headers import StoredTensor
 from greenroom.core.errors import UnknownName
 from greenroom.moe.formats.compressed_tensors import compressed_tensors
 from greenroom.moe.formats.expert_format import PLAIN_FORMAT, ExpertFormat
 from greenroom.moe.formats.fp8 import FP8_BLOCKS, FP8_ROWS
 from greenroom.moe.formats.fp8_storage import fine_grained_fp8
 from greenroom.moe.formats.gguf_storage import GGUF_PAIRS
+from greenroom.moe.formats.int4.awq import awq
+from greenroom.moe.formats.int4.gptq import gptq
 from greenroom.moe.formats.int8 import INT8
 from greenroom.moe.formats.k_quants import Q4_K, Q6_K
 from greenroom.moe.formats.mxfp4 import MXFP4
-from greenroom.moe.formats.stored_matrix import Shipped
+from greenroom.moe.formats.stored_matrix import NotServed, Shipped
 
 FORMATS: Final[dict[str, ExpertFormat]] = {
     one.name: one for one in (PLAIN_FORMAT, MXFP4, INT8, FP8_BLOCKS, FP8_ROWS, Q4_K, Q6_K, *GGUF_PAIRS)
@@ -25,6 +29,8 @@ _BY_METHOD: Final[dict[str, Callable[[Mapping[str, Any]], Shipped]]] = {
     "mxfp4": lambda _: Shipped(MXFP4),
     "fp8": fine_grained_fp8,
     "compressed-tensors": compressed_tensors,
+    "gptq": gptq,
+    "awq": awq,
 }
 """By the quantisation method that a configuration names, from its settings. They raise NotServed."""
 
@@ -45,15 +51,16 @@ def shipped_of(config: Mapping[str, Any]) -> Shipped | None:
     if method is None:
         return Shipped(PLAIN_FORMAT)
     make = _BY_METHOD.get(method)
-    return None if make is None else make(quantization_settings(config))
+    if make is None:
+        return None
+    try:
+        return make(quantization_settings(config))
+    except (TypeError, ValueError, AttributeError, KeyError, re.error) as error:  # the JSON is untrusted
+        raise NotServed(f"its quantization_config can not be read ({error!r})") from error
 
 
-def shipped(config: Any) -> Shipped:
-    """As ``shipped_of``, of a configuration of transformers that was not refused when it was read."""
-    settings = getattr(config, "quantization_config", None)
-    return shipped_of({} if settings is None else {"quantization_config": settings}) or Shipped(PLAIN_FORMAT)
-
-
-def shipped_format(config: Any) -> ExpertFormat:
-    """What a checkpoint with this configuration of transformers has its experts in."""
-    return shipped(config).format
+def shipped(config: Any, tensors: Mapping[str, StoredTensor]) -> Shipped:
+    """As ``shipped_of``, of a configuration of transformers that was not refused when it was read. ``tensors``: of the
+    checkpoint, none if there is only its configuration."""
+    found = shipped_of(settings_of(config)) or Shipped(PLAIN_FORMAT)
+    return found if found.of_tensors is None else found.of_tensors(tensors)

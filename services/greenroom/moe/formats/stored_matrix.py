@@ -6,15 +6,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 
 from greenroom.checkpoints.safetensors_headers import StoredTensor
 from greenroom.core.errors import UnsupportedModel
-from greenroom.moe.formats.expert_format import ExpertFormat
+from greenroom.moe.formats.expert_format import PLAIN_FORMAT, ExpertFormat
 
 
 class NotServed(UnsupportedModel):
@@ -49,11 +49,26 @@ class MatrixStorage(Protocol):
         ...
 
 
+def _nothing(module: str) -> bool:
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class Shipped:
     """What a checkpoint has its experts in. ``storage``: how it stores a matrix of them, and of its linear layers.
     None: as one tensor, or in tensors that a converter of transformers puts together (``loading/quantization.py``).
+
+    ``leaves_out(module)``: whether this linear layer is said to be stored as numbers. ``of_tensors``: what it is if the
+    checkpoint has these tensors, on which some formats depend. ``why_expanded``: why experts can not stay as they are,
+    and so the format is plain; empty: they can.
     """
 
     format: ExpertFormat
     storage: MatrixStorage | None = None
+    leaves_out: Callable[[str], bool] = _nothing
+    of_tensors: Callable[[Mapping[str, StoredTensor]], Shipped] | None = None
+    why_expanded: str = ""
+
+    def only_expanded(self, why: str) -> Shipped:
+        """The same, whose experts can not stay as they are."""
+        return replace(self, format=PLAIN_FORMAT, why_expanded=why)

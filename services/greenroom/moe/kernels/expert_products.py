@@ -17,9 +17,9 @@ from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 
 from greenroom.core.errors import InvalidConfig
 from greenroom.experts.pack.layout import PLAIN, ExpertWeights
+from greenroom.moe.formats.expert_format import PLAIN_FORMAT, ExpertFormat
 from greenroom.moe.formats.grouped_format import GroupedFormat
 from greenroom.moe.formats.mxfp4 import MXFP4
-from greenroom.moe.formats.registry import FORMATS
 from greenroom.moe.kernels.device_copies import to_device
 from greenroom.moe.kernels.native.library import NativeUnavailable
 from greenroom.moe.kernels.native.rows import (
@@ -235,9 +235,9 @@ _COMPILED: Final[dict[tuple[str, str], Callable[[NativeRows, Any], Products]]] =
     (SWIGLU, PLAIN): _plain_swiglu,
     (CLAMPED, PLAIN): _plain_clamped,
     (CLAMPED, MXFP4.name): _mxfp4_clamped,
-    **{(SWIGLU, name): partial(_grouped_swiglu, of) for name, of in FORMATS.items() if isinstance(of, GroupedFormat)},
 }
-"""The compiled products by kind of experts and format of their records, of an experts module of transformers."""
+"""The compiled products by kind of experts and format of their records, of an experts module of transformers. Those of
+a ``GroupedFormat`` are made of what it says."""
 
 
 def kind_of(experts: Any) -> str | None:
@@ -247,15 +247,20 @@ def kind_of(experts: Any) -> str | None:
     return SWIGLU if computes_gated_silu(experts) else None
 
 
-def are_compiled(experts: Any, expert_format: str) -> bool:
+def are_compiled(experts: Any, expert_format: ExpertFormat) -> bool:
     """Whether there are compiled products of this experts module of transformers, of records of this format."""
-    return (kind_of(experts), expert_format) in _COMPILED
+    if isinstance(expert_format, GroupedFormat):
+        return kind_of(experts) == SWIGLU
+    return (kind_of(experts), expert_format.name) in _COMPILED
 
 
-def products_of(native: NativeRows, experts: Any, expert_format: str) -> Products | None:
+def products_of(native: NativeRows, experts: Any, expert_format: ExpertFormat) -> Products | None:
     """The compiled products of this experts module of transformers, of records of this format. None: there are none."""
-    make = _COMPILED.get((kind_of(experts) or "", expert_format))
-    return None if make is None else make(native, experts)
+    if not are_compiled(experts, expert_format):
+        return None
+    if isinstance(expert_format, GroupedFormat):
+        return _grouped_swiglu(expert_format, native, experts)
+    return _COMPILED[kind_of(experts) or "", expert_format.name](native, experts)
 
 
 def all_products_of(native: NativeRows, products: Products | None) -> AllProducts | None:
@@ -267,7 +272,9 @@ def all_products_of(native: NativeRows, products: Products | None) -> AllProduct
     return None
 
 
-def native_for(experts: Any, dtype: torch.dtype, products: str, expert_format: str = PLAIN) -> NativeRows | None:
+def native_for(
+    experts: Any, dtype: torch.dtype, products: str, expert_format: ExpertFormat = PLAIN_FORMAT
+) -> NativeRows | None:
     """The compiled products, if they support this experts module of transformers and records of this format. None:
     torch's are used.
 

@@ -139,7 +139,8 @@ class _Rename(ConversionOps):  # type: ignore[misc]
 class ExpertPlan:
     """How every expert of a checkpoint is made from its tensors. ``dense``: the tensors of everything else, by the
     names that transformers loads them by, and ``dense_in_parts``: its matrices that are stored in parts, by the name of
-    the tensor that they make.
+    the tensor that they make. ``unused_biases``: of linear layers in parts that the model has no bias for; older tools
+    write zeros there.
 
     Reads no weights. Raises UnsupportedModel for a mapping that can not be applied expert by expert, and
     CorruptCheckpoint if tensors are missing or do not have the shapes that the configuration says.
@@ -150,12 +151,13 @@ class ExpertPlan:
         self.checkpoint = checkpoint
         self.dtype = dtype
         self.expert_format = expert_format
-        shipping = shipped(checkpoint.config)
-        self._shipped, self.storage = shipping.format, shipping.storage
+        shipping = shipped(checkpoint.config, checkpoint.tensors)
+        self._shipped, self.storage, self._leaves_out = shipping.format, shipping.storage, shipping.leaves_out
         self._model = blueprint(checkpoint.config, dtype)
         self.layers = describe_layers(self._model, checkpoint.config, dtype)
         self.dense: dict[str, StoredTensor] = {}
         self.dense_in_parts: dict[str, dict[str, StoredTensor]] = {}
+        self.unused_biases: list[StoredTensor] = []
         self.recipes = self._recipes()
         checked = set()
         for layer, recipes in zip(self.layers, self.recipes, strict=True):
@@ -240,6 +242,7 @@ class ExpertPlan:
         """Everything besides the weights that determines the converted experts."""
         own = self.expert_format
         lines = [] if own is PLAIN_FORMAT else [f"{own.name} {own.version}"]
+        lines += [] if self.storage is None else [repr(self.storage)]
         for layer, recipes in zip(self.layers, self.recipes, strict=True):
             if (of_layer := own.of(layer.name)) is not own:
                 lines.append(f"{of_layer.name} {of_layer.version}")
@@ -298,6 +301,7 @@ class ExpertPlan:
                 in_parts[name][part] = stored
         for name, parts in in_parts.items():
             self._check_parts(name, parts)
+        self.unused_biases = [self.checkpoint.tensors[key] for key in unplaced if self._is_of_parts(key)]
         ignored = getattr(self._model, "_keys_to_ignore_on_load_unexpected", None) or ()
         _refuse_more_layers(
             self.checkpoint.tensors.keys() - unplaced,
@@ -311,6 +315,15 @@ class ExpertPlan:
         if self.storage is None or last not in self.storage.parts or not self.storage.is_part(stored):
             return key, ""
         return f"{module}.weight", last
+
+    def _is_of_parts(self, key: str) -> bool:
+        """Whether it is the bias of a linear layer that is stored in parts."""
+        module, _, last = key.rpartition(".")
+        return (
+            last == "bias"
+            and self.storage is not None
+            and f"{module}.{self.storage.parts[0]}" in self.checkpoint.tensors
+        )
 
     def _check_parts(self, name: str, parts: dict[str, StoredTensor]) -> None:
         """Checks that a stored matrix has all of its parts, and that they belong together."""
@@ -333,8 +346,8 @@ class ExpertPlan:
         storage = self.storage if any(part for _, part in fed) else None
         feeds = tuple(Feed(pattern, tuple(found), stacked, part) for (pattern, part), found in fed.items())
         blocks = None if self.expert_format.of(layer.name) is PLAIN_FORMAT else feeds[0].tensors[0].block
-        if self.storage is not None and len(made.shape) > 1 and (plain := [feed for feed in feeds if not feed.part]):
-            raise _not_coded(plain[0])
+        if self.storage is not None and len(made.shape) > 1:
+            self._check_left_out(layer, target, feeds)
         coded = made if storage is not None or (converter is not None and is_dequantizing(converter)) else None
         for feed in feeds:
             _check_feed(layer, target, feed, coded is not None)
@@ -353,6 +366,18 @@ class ExpertPlan:
         recipe = Recipe(layer.name, target, made.dtype, feeds, converter, coded, storage)
         _check_codes(layer, recipe, self._shipped.stored_shapes(made))
         return recipe
+
+    def _check_left_out(self, layer: MoeLayer, target: str, feeds: tuple[Feed, ...]) -> None:
+        """Checks that what is stored as numbers is said to be."""
+        plain = [stored for feed in feeds if not feed.part for stored in feed.tensors]
+        for stored in plain:
+            if not self._leaves_out(stored.name.rpartition(".")[0]) or any(feed.part for feed in feeds):
+                raise _not_coded(stored)
+        if plain and self.expert_format is not PLAIN_FORMAT:
+            raise UnsupportedModel(
+                f"{layer.name}.{target} is stored as numbers, and other experts as {self.expert_format.name}: use "
+                "--experts-as expanded"
+            )
 
     def _check(self, layer: MoeLayer, recipes: list[Recipe]) -> None:
         """Make the first expert from zeros, to check that the recipes give all of its tensors.
@@ -401,8 +426,7 @@ class ExpertPlan:
             )
 
 
-def _not_coded(feed: Feed) -> CorruptCheckpoint:
-    stored, _ = feed.of(0)
+def _not_coded(stored: StoredTensor) -> CorruptCheckpoint:
     return CorruptCheckpoint(
         f"{stored.name} in {stored.shard} is stored as {stored.dtype}, and the configuration's quantization_config "
         "says that it is quantised: take that out, or save the quantised tensors"
@@ -491,7 +515,7 @@ def _check_codes(layer: MoeLayer, recipe: Recipe, shapes: tuple[tuple[int, ...],
                     f"configuration {expected} of U8"
                 )
     if shapes and recipe.coded is None:
-        raise _not_coded(recipe.feeds[0])
+        raise _not_coded(recipe.feeds[0].tensors[0])
 
 
 def _expert_numbers(names: list[str], what: str) -> list[int]:

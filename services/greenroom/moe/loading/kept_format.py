@@ -9,7 +9,8 @@ import torch
 from greenroom.core.errors import InvalidConfig
 from greenroom.moe.architecture.moe_layers import blueprint, experts_modules
 from greenroom.moe.formats.expert_format import PLAIN_FORMAT, ExpertFormat
-from greenroom.moe.formats.registry import shipped_format
+from greenroom.moe.formats.registry import shipped
+from greenroom.moe.formats.stored_matrix import Shipped
 from greenroom.moe.kernels.expert_products import PRODUCTS, are_compiled
 from greenroom.moe.kernels.native.library import NativeUnavailable
 from greenroom.moe.kernels.native.rows import native_rows
@@ -33,25 +34,29 @@ def kept_format(
     where compiled products take them so; torch's would have to expand an expert each time that it is used. ``products``
     and ``device`` (its type): what it will be computed by.
 
-    Raises InvalidConfig for a name that is not in EXPERTS_AS or PRODUCTS, and for a dtype that experts can not have.
+    Raises InvalidConfig for a name that is not in EXPERTS_AS or PRODUCTS, for a dtype that experts can not have, and for
+    "stored" where there is no record for them as they are.
     """
     if experts_as not in EXPERTS_AS:
         raise InvalidConfig("experts_as", experts_as, f"allowed: {', '.join(EXPERTS_AS)}")
     if products not in PRODUCTS:
         raise InvalidConfig("products", products, f"allowed: {', '.join(PRODUCTS)}")
-    shipped = shipped_format(checkpoint.config) if checkpoint.gguf is None else checkpoint.gguf.format
+    gguf = checkpoint.gguf
+    found = shipped(checkpoint.config, checkpoint.tensors) if gguf is None else Shipped(gguf.format)
     if experts_as == "stored":
-        return shipped
-    if experts_as == "expanded" or shipped is PLAIN_FORMAT:
+        if found.why_expanded:
+            raise InvalidConfig("experts_as", experts_as, f"{found.why_expanded}; allowed: auto, expanded")
+        return found.format
+    if experts_as == "expanded" or found.format is PLAIN_FORMAT:
         return PLAIN_FORMAT
     computed = resolve_dtype(checkpoint, dtype) is torch.bfloat16 and products != "torch" and device == "cpu"
-    return shipped if computed and _compiled() and _taken(checkpoint, shipped) else PLAIN_FORMAT
+    return found.format if computed and _compiled() and _taken(checkpoint, found.format) else PLAIN_FORMAT
 
 
-def _taken(checkpoint: Checkpoint, shipped: ExpertFormat) -> bool:
+def _taken(checkpoint: Checkpoint, own: ExpertFormat) -> bool:
     """Whether compiled products take all of the model's experts as they are shipped."""
     modules = experts_modules(blueprint(checkpoint.config, torch.bfloat16))
-    return all(are_compiled(experts, shipped.of(name).name) for name, experts in modules)
+    return all(are_compiled(experts, own.of(name)) for name, experts in modules)
 
 
 def _compiled() -> bool:

@@ -131,11 +131,11 @@ def load(
     own: NativeRows | None = None  # this model's own, because its limits are
     for number, (layer, router) in enumerate(zip(plan.layers, routers, strict=True)):
         experts, own_format = model.get_submodule(layer.name), expert_format.of(layer.name)
-        native = native_for(experts, kept, products, own_format.name) if layer.stacked else None
+        native = native_for(experts, kept, products, own_format) if layer.stacked else None
         compiled = None
         if native is not None:
             native = own = own or native.for_a_model()
-            compiled = products_of(native, experts, own_format.name)
+            compiled = products_of(native, experts, own_format)
         expand = None if own_format is PLAIN_FORMAT else hooks.expander(own_format, layer)
         hook = LayerHook(number, hooks, native, masking, clamped_gate_of(experts), compiled, expand)
         _install(hook, model, layer)

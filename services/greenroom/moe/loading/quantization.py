@@ -15,7 +15,7 @@ import torch
 from transformers.core_model_loading import ConversionOps, WeightConverter
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from greenroom.checkpoints.quantized import advice, quantization_method
+from greenroom.checkpoints.quantized import advice, quantization_method, settings_of
 from greenroom.core.errors import UnsupportedModel
 from greenroom.moe.formats.registry import shipped_of
 from greenroom.moe.formats.stored_matrix import NotServed
@@ -37,7 +37,8 @@ def refuse_quantized(config: Mapping[str, Any], model: str) -> None:
         why = f", and {error}"
     raise UnsupportedModel(
         f"{model} is quantised ({method}){why}; greenroom serves checkpoints in float32, bfloat16 and float16, in FP8 "
-        f"with scales of 128 by 128 weights, of outputs or of matrices, and gpt-oss in MXFP4: {advice(method)}"
+        "with scales of 128 by 128 weights, of outputs or of matrices, in GPTQ's, AWQ's and compressed-tensors' codes "
+        f"of 4 bits, and gpt-oss in MXFP4: {advice(method)}"
     )
 
 
@@ -68,8 +69,7 @@ def is_dequantizing(converter: WeightConverter) -> bool:
 
 def dequantizing_converters(config: Any, dtype: torch.dtype) -> list[WeightConverter]:
     """The converters that transformers' mapping lacks for a checkpoint in MXFP4. None for any other."""
-    settings = getattr(config, "quantization_config", None)
-    if not settings or quantization_method({"quantization_config": settings}) != _MXFP4:
+    if quantization_method(settings_of(config)) != _MXFP4:
         return []
     return [
         WeightConverter(

@@ -79,6 +79,9 @@ def _unquantized(config: Any) -> Any:
 def _dense_weights(plan: ExpertPlan) -> dict[str, torch.Tensor]:
     """Matrices that are stored in parts become numbers of the model's dtype."""
     with ShardReader() as reader:
+        for bias in plan.unused_biases:
+            if bool(typed(reader.read(bias), bias).any()):
+                raise CorruptCheckpoint(f"{bias.name} in {bias.shard} is not zero, and the model has no such bias")
         dense = {name: _dense(reader, plan, name, stored) for name, stored in plan.dense.items()}
         for name, parts in plan.dense_in_parts.items():
             dense[name] = _numbers(reader, plan, parts)

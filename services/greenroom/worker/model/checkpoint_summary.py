@@ -8,7 +8,7 @@ from greenroom.core.errors import UnsupportedModel
 from greenroom.experts.pack.layout import PLAIN
 from greenroom.moe.architecture.families import ENCODER_DECODER_REASON, family_of
 from greenroom.moe.architecture.moe_layers import blueprint, describe_layers
-from greenroom.moe.formats.registry import shipped_format
+from greenroom.moe.formats.registry import shipped
 from greenroom.moe.forward.ragged_probe import kv_layout_of
 from greenroom.moe.loading.checkpoint import Checkpoint
 from greenroom.moe.loading.conversion import ExpertPlan
@@ -85,10 +85,10 @@ def summarise(
             kv_bytes = kv_layout_of(model).bytes_per_token
         except UnsupportedModel as error:
             refused = str(error)
-    shipped = shipped_format(checkpoint.config)
+    own = shipped(checkpoint.config, checkpoint.tensors).format
     for layer in layers:
         for tensor in layer.tensors:
-            shipped.stored_shapes(tensor)  # refused where the format has no such widths, also if all becomes numbers
+            own.stored_shapes(tensor)  # refused where the format has no such widths, also if all becomes numbers
     layouts = [expert_format.record(layer) for layer in layers]
     of_experts = {
         layer.parameter(tensor.name, expert)

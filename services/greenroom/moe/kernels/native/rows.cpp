@@ -58,10 +58,12 @@ struct Linear {
   uint16_t *out;
 };
 
-// A matrix in codes whose neighbours share scales: grouped_products.inc. `units` of a panel, and of a group.
+// A matrix in codes whose neighbours share scales: grouped_products.inc. `units` of a panel, and of a group. `order`: which input
+// of x each of its own is; null: they are the same.
 struct CodedMatrix {
   const uint8_t *codes, *scales, *minimums;
   size_t units, group;
+  const int32_t *order;
 };
 
 // One expert and the rows that are routed to it. `up` holds the gate projection, then the up projection. What follows `add` is
@@ -524,20 +526,25 @@ void run_clamped(const Routed &routed, const int64_t *weights, size_t tensors, d
   });
 }
 
-// SwiGLU experts in codes. `formats`: that of the first projection and how many inputs share a scale (0: all of them), then
-// those of the second one. `weights` has the addresses of each expert's tensors.
+// The tensors of a matrix in codes that a record has. `format`: its number, how many inputs share a scale (0: all of them), and
+// whether the last tensor is the order of its inputs.
+size_t tensors_of(const int64_t *format) { return kernels.grouped[format[0]].tensors + (format[2] != 0); }
+
+// SwiGLU experts in codes. `formats`: that of the first projection, then that of the second one: tensors_of. `weights` has the
+// addresses of each expert's tensors.
 void run_grouped(const Routed &routed, const int64_t *formats, const int64_t *weights, unsigned threads) {
-  const GroupedKernels &up = kernels.grouped[formats[0]], &down = kernels.grouped[formats[2]];
-  auto matrix = [](const GroupedKernels &of, int64_t group, size_t inputs, const int64_t *at) {
+  const GroupedKernels &up = kernels.grouped[formats[0]], &down = kernels.grouped[formats[3]];
+  const size_t up_tensors = tensors_of(formats), tensors = up_tensors + tensors_of(formats + 3);
+  auto matrix = [](const GroupedKernels &of, const int64_t *format, size_t inputs, const int64_t *at) {
     const size_t units = (inputs + of.inputs - 1) / of.inputs;
     return CodedMatrix{(const uint8_t *)at[0], (const uint8_t *)at[1], (const uint8_t *)(of.tensors > 2 ? at[2] : 0), units,
-                       group ? group / of.inputs : units};
+                       format[1] ? format[1] / of.inputs : units, (const int32_t *)(format[2] ? at[of.tensors] : 0)};
   };
   const size_t half = 16, words = (routed.hidden + 2 * half - 1) / (2 * half) * half;  // of grouped_products.inc
   run_experts(routed, threads, up.hidden, half, down.output, words, half, [&](Expert &expert, size_t e) {
-    const int64_t *own = weights + (up.tensors + down.tensors) * e;
-    expert.up_codes = matrix(up, formats[1], routed.hidden, own);
-    expert.down_codes = matrix(down, formats[3], routed.inner, own + up.tensors);
+    const int64_t *own = weights + tensors * e;
+    expert.up_codes = matrix(up, formats, routed.hidden, own);
+    expert.down_codes = matrix(down, formats + 3, routed.inner, own + up_tensors);
   });
 }
 
@@ -681,7 +688,7 @@ int64_t greenroom_all_experts(const int64_t *weights, int64_t count, const int64
 int64_t greenroom_all_grouped_experts(const int64_t *formats, const int64_t *weights, int64_t count, const int64_t *picks,
                                       const float *scales, int64_t rows, int64_t k, int64_t hidden, int64_t inner, const void *x,
                                       void *stream, unsigned threads) {
-  const size_t tensors = kernels.grouped[formats[0]].tensors + kernels.grouped[formats[2]].tensors;
+  const size_t tensors = tensors_of(formats) + tensors_of(formats + 3);
   auto compute = [&](const int64_t *used, const int64_t *starts, int64_t busy, const int64_t *tokens, const float *factors, void *out) {
     greenroom_grouped_experts(formats, used, starts, busy, hidden, inner, x, tokens, factors, out, 1, threads);
   };

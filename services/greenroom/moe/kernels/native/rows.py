@@ -13,7 +13,7 @@ import functools
 import itertools
 import os
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -385,6 +385,11 @@ class NativeRows:
             *(gate.alpha, _as_bf16(gate.limit), self._threads(3 * hidden * inner)),
         )
 
+    @property
+    def grouped_formats(self) -> Iterable[str]:
+        """The names of what ``grouped_experts`` computes."""
+        return self._grouped
+
     def grouped_experts(
         self,
         expert: GroupedExpert,
@@ -400,8 +405,8 @@ class NativeRows:
     ) -> None:
         """As ``experts``, of codes of a few bits that share scales. A group's products are summed, then scaled.
 
-        ``weights``: for each expert codes, scales, and minimums where there are such, of up and of down; laid out as in
-        ``moe/formats/panels.py``.
+        ``weights``: for each expert codes, scales, and minimums and an order where there are such, of up and of down; laid
+        out as in ``moe/formats/panels.py``.
         """
         hidden = rows.shape[1]
         addresses = array("q", [tensor.data_ptr() for one in weights for tensor in one])
@@ -413,9 +418,8 @@ class NativeRows:
         )
 
     def _grouped_formats(self, expert: GroupedExpert) -> array[int]:
-        """Of both matrices the format's number, and how many inputs share a scale."""
-        up, down = expert.up, expert.down
-        return array("q", (self._grouped[up.name], up.group, self._grouped[down.name], down.group))
+        """Of both matrices the format's number, how many inputs share a scale, and whether they have an order."""
+        return array("q", [n for of in expert[:2] for n in (self._grouped[of.name], of.group, of.ordered)])
 
     def all_experts(
         self,

@@ -1,0 +1,92 @@
+"""AWQ's layout that AutoAWQ calls GEMM.
+
+A word of 32 bits in ``qweight`` ``[inputs, outputs / 8]`` and in ``qzeros`` ``[groups, outputs / 8]`` has eight
+neighbouring outputs: from the lowest bits on the 1st, 3rd, 5th, 7th, 2nd, 4th, 6th and 8th. ``scales`` are
+``[groups, outputs]``.
+
+Its numbers are those of AutoAWQ's ``dequantize_gemm`` to the bit if they are made in the scales' dtype, in which that
+multiplies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from greenroom.checkpoints.safetensors_headers import StoredTensor
+from greenroom.moe.formats.int4.matrix import (
+    CODES_A_WORD,
+    SCALES,
+    Int4Matrix,
+    check_header,
+    check_scales,
+    groups_in,
+    unpacked,
+)
+from greenroom.moe.formats.int4.record import Int4, codes_of
+from greenroom.moe.formats.int4.settings import group_size, names, need_4_bits
+from greenroom.moe.formats.stored_matrix import NotServed, Shipped
+
+_PLACES: Final = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Of each output of a word."""
+
+_SCALES: Final = 2
+
+
+@dataclass(frozen=True)
+class AwqStorage:
+    """``group_size``: -1 is all inputs."""
+
+    group_size: int
+
+    parts = ("qweight", "qzeros", "scales")
+
+    def is_part(self, tensor: StoredTensor) -> bool:
+        return True
+
+    def check_headers(self, stored: Mapping[str, StoredTensor]) -> None:
+        qweight = stored["qweight"]
+        check_header(qweight, ("I32",))
+        inputs, words = qweight.shape
+        groups = groups_in(qweight, inputs, self.group_size)
+        check_header(stored["scales"], tuple(SCALES), (groups, words * CODES_A_WORD))
+        check_header(stored["qzeros"], ("I32",), (groups, words))
+
+    def check(self, parts: Sequence[torch.Tensor], dtype: torch.dtype) -> None:
+        check_scales(parts[_SCALES], dtype, _SCALES, lambda: self.numbers(parts, dtype))
+
+    def codes(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return codes_of(self.matrix(parts), ordered=False)
+
+    def numbers(self, parts: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+        return self.matrix(parts).numbers(dtype)
+
+    def matrix(self, parts: Sequence[torch.Tensor]) -> Int4Matrix:
+        qweight, qzeros, scales = parts
+        return Int4Matrix(_by_output(qweight), scales.t().contiguous(), _by_output(qzeros))
+
+
+def _by_output(words: torch.Tensor) -> torch.Tensor:
+    codes = unpacked(words).view(len(words), -1, CODES_A_WORD)[..., list(_PLACES)]
+    return codes.view(len(words), -1).t().contiguous()
+
+
+def awq(settings: Mapping[str, Any]) -> Shipped:
+    """Raises NotServed for other bits, and for the layouts of other products of matrices."""
+    need_4_bits(settings.get("bits"))
+    written = str(settings.get("version") or settings.get("format") or "gemm").lower()
+    if settings.get("backend") == "llm-awq":
+        written = "llm-awq"
+    if written != "gemm":
+        raise NotServed(
+            f"its codes are laid out for another product of matrices ({written}): what is served is the version gemm, "
+            "which AutoAWQ saves"
+        )
+    left_out = names(settings.get("modules_to_not_convert"))
+    storage = AwqStorage(group_size(settings))
+    return Int4(storage.group_size, zeros=True).shipped(
+        storage, "scales", lambda module: any(name in module for name in left_out)
+    )

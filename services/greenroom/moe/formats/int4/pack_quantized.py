@@ -1,0 +1,144 @@
+"""The layout that compressed-tensors calls pack-quantized, as llm-compressor writes it.
+
+A word of 32 bits in ``weight_packed`` ``[outputs, inputs / 8]`` has eight neighbouring inputs, one in
+``weight_zero_point`` ``[outputs / 8, groups]`` the zero points of eight neighbouring outputs, the first one in the lowest
+bits; older ones have zero points of 8 bits. Codes and zero points are stored plus 8. ``weight_scale`` is
+``[outputs, groups]``, ``weight_shape`` has outputs and inputs. Symmetric matrices have no zero points. ``weight_g_idx``
+``[inputs]`` has the group of each input: with ``actorder: group`` inputs were quantised in the order of their
+activations, and so grouped. Where it is -1 throughout it says nothing.
+
+Its numbers are those of compressed-tensors' ``dequantize`` to the bit if they are made in the scales' dtype, in which that
+multiplies.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from greenroom.checkpoints.safetensors_headers import StoredTensor
+from greenroom.moe.formats.expert_format import BadCodes
+from greenroom.moe.formats.int4.matrix import (
+    CODES_A_WORD,
+    LARGEST,
+    MIDDLE,
+    SCALES,
+    Int4Matrix,
+    check_groups,
+    check_header,
+    check_scales,
+    groups_in,
+    in_order,
+    unpacked,
+)
+from greenroom.moe.formats.int4.record import Int4, codes_of
+from greenroom.moe.formats.int4.settings import group_size, names, need_4_bits
+from greenroom.moe.formats.stored_matrix import NotServed, Shipped
+
+
+@dataclass(frozen=True)
+class PackQuantizedStorage:
+    """``group_size``: -1 is all inputs (the strategy "channel")."""
+
+    group_size: int
+    symmetric: bool
+    ordered: bool
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        zeros = () if self.symmetric else ("weight_zero_point",)
+        order = ("weight_g_idx",) if self.ordered else ()
+        return "weight_packed", "weight_scale", "weight_shape", *zeros, *order
+
+    def is_part(self, tensor: StoredTensor) -> bool:
+        return True
+
+    def check_headers(self, stored: Mapping[str, StoredTensor]) -> None:
+        packed = stored["weight_packed"]
+        check_header(packed, ("I32",))
+        outputs, words = packed.shape
+        groups = groups_in(packed, words * CODES_A_WORD, self.group_size)
+        check_header(stored["weight_scale"], tuple(SCALES), (outputs, groups))
+        check_header(stored["weight_shape"], ("I64", "I32"), (2,))
+        if not self.symmetric:
+            zeros = stored["weight_zero_point"]
+            rows = outputs if zeros.dtype == "I8" else -(-outputs // CODES_A_WORD)
+            check_header(zeros, ("I32", "I8"), (rows, groups))
+        if self.ordered:
+            check_header(stored["weight_g_idx"], ("I32", "I64"), (words * CODES_A_WORD,))
+
+    def check(self, parts: Sequence[torch.Tensor], dtype: torch.dtype) -> None:
+        packed, scales, said = parts[:3]
+        shape = len(packed), packed.shape[1] * CODES_A_WORD
+        if tuple(said.tolist()) != shape:
+            raise BadCodes(2, f"is {tuple(said.tolist())}, and the codes beside it are {shape}")
+        zeros, groups = self._zeros(parts), self._groups(parts)
+        if zeros is not None and zeros.dtype is torch.int8:
+            outside = zeros[(zeros < -MIDDLE) | (zeros > LARGEST - MIDDLE)]
+            if len(outside):
+                raise BadCodes(3, f"has a zero point of {int(outside[0])}, and codes are -8 to 7")
+        if groups is not None:
+            check_groups(groups, scales.shape[1], len(parts) - 1)
+        check_scales(scales, dtype, 1, lambda: self.numbers(parts, dtype))
+
+    def codes(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return codes_of(self.matrix(parts), ordered=self.ordered)
+
+    def numbers(self, parts: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+        return self.matrix(parts).numbers(dtype)
+
+    def matrix(self, parts: Sequence[torch.Tensor]) -> Int4Matrix:
+        packed, scales = parts[:2]
+        zeros, groups = self._zeros(parts), self._groups(parts)
+        if zeros is not None and zeros.dtype is torch.int8:
+            zeros = (zeros + MIDDLE).to(torch.uint8)
+        elif zeros is not None:
+            zeros = unpacked(zeros.t()).t()[: len(scales)].contiguous()
+        trivial = groups is None or in_order(groups, scales.shape[1])
+        return Int4Matrix(unpacked(packed), scales, zeros, None if trivial or groups is None else groups.long())
+
+    def _zeros(self, parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
+        return None if self.symmetric else parts[3]
+
+    def _groups(self, parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
+        return parts[-1] if self.ordered and not bool((parts[-1] == -1).all()) else None
+
+
+def pack_quantized(settings: Mapping[str, Any], scheme: Mapping[str, Any]) -> Shipped:
+    """``scheme``: the one that compressed-tensors' ``settings`` have for all weights. Raises NotServed for any but codes of
+    4 bits with scales of groups or of outputs, and where more than the weights is quantised."""
+    need_4_bits(scheme.get("num_bits"))
+    groups = settings["config_groups"].values()
+    formats = sorted({str(group.get("format") or settings.get("format")) for group in groups})
+    if formats != ["pack-quantized"]:
+        raise NotServed(f"its format is {', '.join(formats)}: what is served in 4 bits is pack-quantized")
+    if any(group.get(name) for group in groups for name in ("input_activations", "output_activations")):
+        raise NotServed("its activations are quantised: what is served are quantised weights alone")
+    for name, what in (
+        ("kv_cache_scheme", "keys and values are quantised"),
+        ("transform_config", "activations are turned"),
+    ):
+        if settings.get(name):
+            raise NotServed(f"its {what} ({name}): what is served are quantised weights alone")
+    if (settings.get("sparsity_config") or {}).get("format", "dense") != "dense":
+        raise NotServed("its weights are sparse (sparsity_config): what is served are quantised weights alone")
+    strategy = scheme.get("strategy") or ("group" if scheme.get("group_size") else None)
+    if strategy not in ("group", "channel"):
+        raise NotServed(f"its scales are by {strategy}: what is served in 4 bits is one for each group or channel")
+    storage = PackQuantizedStorage(
+        -1 if strategy == "channel" else group_size(scheme),
+        symmetric=bool(scheme.get("symmetric", True)),
+        ordered=scheme.get("actorder") in ("group", True),
+    )
+    ignored = names(settings.get("ignore"))
+    excluded = [re.compile(name.removeprefix("re:")) for name in ignored if name.startswith("re:")]
+    kept = Int4(storage.group_size, zeros=not storage.symmetric, ordered=storage.ordered)
+    return kept.shipped(
+        storage,
+        "weight_scale",
+        lambda module: module in ignored or any(rule.match(module) for rule in excluded),
+    )

@@ -1,0 +1,34 @@
+"""What the settings of these methods have in common. They are untrusted JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from greenroom.moe.formats.stored_matrix import NotServed
+
+
+def need_4_bits(bits: object) -> None:
+    """Raises NotServed for others."""
+    if bits != 4:
+        raise NotServed(f"its codes have {bits} bits: what is served of this method has 4")
+
+
+def group_size(settings: Mapping[str, Any]) -> int:
+    """-1: all inputs. Raises NotServed for what is no size."""
+    size = settings.get("group_size")
+    if not isinstance(size, int) or isinstance(size, bool) or (size < 1 and size != -1):
+        raise NotServed(f"its group_size is {size!r}: what is served is a number of inputs, or -1 for all of them")
+    return size
+
+
+def names(listed: object) -> list[str]:
+    """Of modules."""
+    if listed is None:
+        return []
+    return [str(one) for one in listed] if isinstance(listed, list | tuple) else [str(listed)]
+
+
+def rules(settings: object) -> list[str]:
+    """Patterns that others' settings are by."""
+    return [str(one) for one in settings] if isinstance(settings, Mapping) else []
