@@ -19,9 +19,8 @@ OF_THE_CHECKPOINT, OF_BF16 = "stored_bytes_ratio", "bytes_ratio"
 def aims(models: Mapping[str, FormatModel] = MODELS) -> dict[str, Aim]:
     found: dict[str, Aim] = {OF_THE_CHECKPOINT: STORED_BYTES}
     for name, model in models.items():
-        found |= {f"{name}_third_gain": model.third_gain, f"{name}_resident_gain": model.resident_gain}
-        if model.bytes_ratio is not None:
-            found[f"{name}_{OF_BF16}"] = model.bytes_ratio
+        own = {"third_gain": model.third_gain, "resident_gain": model.resident_gain, OF_BF16: model.bytes_ratio}
+        found |= {f"{name}_{figure}": aim for figure, aim in own.items() if aim is not None}
     return found
 
 

@@ -16,9 +16,8 @@ from greenroom.core.units import format_bytes
 
 def table(rows: Sequence[Row]) -> str:
     """A line for each arm."""
-    lines = [
-        f"{'format':<10}{'experts':<10}{'in memory':<14}{'at once':>7}  {'for experts':>11}  {'tokens/s':<22}{'hits':>6}"
-    ]
+    arm = f"{'format':<10}{'experts':<10}{'in memory':<14}{'at once':>7}"
+    lines = [f"{arm}  {'for experts':>11}  {'tokens/s':<22}{'hits':>6}"]
     for row in rows:
         failed = "" if row.error is None else f"  failed: {' '.join(row.error.split())[:160]}"
         memory = format_bytes(expert_memory(row)) if row.facts else "-"
@@ -32,7 +31,8 @@ def table(rows: Sequence[Row]) -> str:
 def summary(found: Mapping[str, Any]) -> str:
     """Each figure that has an aim beside it, then what else was found of each format."""
     wanted = aims()
-    lines = figure_lines({name: found.get(name) for name in wanted}, wanted)
+    gains = [name for name in found if name.endswith("_gain")]
+    lines = figure_lines({name: found.get(name) for name in dict.fromkeys([*wanted, *gains])}, wanted)
     for name, own in found["by_format"].items():
         parts = [
             f"{name}: gains at {CONCURRENCY} at once {median_range(own[f'third_gain_{CONCURRENCY}'])} at bf16's third, "
