@@ -27,7 +27,7 @@ _NOT_A_NUMBER: Final = 0x7F
 
 @dataclass(frozen=True)
 class Fp8Storage:
-    """``scale``: the name of the scales. ``blocks``: each is of 128 by 128 weights; else of an output, or of the matrix."""
+    """``scale``: the name of the scales. ``blocks``: each is of 128 by 128 weights, else of an output or the matrix."""
 
     scale: str
     blocks: bool
@@ -43,8 +43,8 @@ class Fp8Storage:
         weight, scale = stored["weight"], stored[self.scale]
         if len(weight.shape) != 2 or weight.dtype != CODES:
             raise CorruptCheckpoint(
-                f"{weight.name} in {weight.shard} has the shape {weight.shape} of {weight.dtype}, and {scale.name} beside "
-                f"it is of a matrix of {CODES}"
+                f"{weight.name} in {weight.shard} has the shape {weight.shape} of {weight.dtype}, and {scale.name} "
+                f"beside it is of a matrix of {CODES}"
             )
         allowed = self._scale_shapes(*weight.shape)
         if scale.dtype not in _SCALES or scale.shape not in allowed:

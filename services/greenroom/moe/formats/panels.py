@@ -70,8 +70,7 @@ def rows_of_lanes(lanes: torch.Tensor, outputs: int, *, joined: bool) -> torch.T
 
 
 def byte_codes(codes: torch.Tensor, *, joined: bool) -> torch.Tensor:
-    """Bytes ``[outputs, inputs]`` as ``[panels, units, 1024]``: for each input 16 of the left half, then of the
-    right."""
+    """Bytes ``[outputs, inputs]`` as ``[panels, units, 1024]``: for an input 16 of the left half, then of the right."""
     halves, units = halves_of(_whole_units(codes), joined=joined), units_of(codes.shape[1])
     by_input = halves.view(-1, 2, HALF, units, UNIT).permute(0, 3, 4, 1, 2)
     return by_input.reshape(-1, units, UNIT * PANEL)
