@@ -29,12 +29,14 @@ from benchmarks.harness.rounds import in_turns
 from benchmarks.micro.row_products import shape_of
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.units import MIB
-from greenroom.experts.pack.layout import DTYPES, PLAIN, ExpertWeights
+from greenroom.experts.pack.layout import PLAIN, ExpertWeights
 from greenroom.moe.architecture.moe_layers import ExpertTensor, MoeLayer
 from greenroom.moe.formats.expert_format import ExpertFormat
 from greenroom.moe.formats.fp8 import FP8_BLOCKS, FP8_ROWS
 from greenroom.moe.formats.grouped_format import GroupedFormat
 from greenroom.moe.formats.int8 import INT8
+from greenroom.moe.formats.k_quants import Q4_K, Q6_K
+from greenroom.moe.formats.k_quants import SUPER as K_QUANT
 from greenroom.moe.formats.mxfp4 import MXFP4
 from greenroom.moe.kernels.native.rows import ClampedGate, GroupedExpert, NativeRows, native_rows
 
@@ -99,35 +101,53 @@ def swiglu_layer(hidden: int, inner: int) -> MoeLayer:
     return MoeLayer("experts", 1, 1, tensors, stacked=True)
 
 
-Noise = Callable[[torch.Tensor], torch.Tensor]
-"""From normal numbers of a deviation of 1 to codes, whose numbers deviate by about 100 in FP8 and 30 in int8."""
+Stored = Callable[[torch.Tensor, int, torch.Generator], tuple[torch.Tensor, ...]]
+"""From normal numbers ``[outputs, inputs]`` of a deviation of 1, and how many of them share a scale (0: a row), what is
+stored of a matrix. Numbers of codes deviate by about 100 in FP8, 30 in int8, 4 in Q4_K and 10 in Q6_K."""
 
 
-def _fp8(noise: torch.Tensor) -> torch.Tensor:
-    return (noise * 100).clamp_(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
+def _scales(noise: torch.Tensor, group: int, generator: torch.Generator) -> torch.Tensor:
+    outputs, inputs = noise.shape
+    groups = -(-inputs // group) if group else 1
+    return torch.rand(1, groups, generator=generator).expand(outputs, groups) * 2e-4 + 1e-4
 
 
-def _int8(noise: torch.Tensor) -> torch.Tensor:
-    return (noise * 30).clamp_(-127, 127).to(torch.int8).view(torch.uint8)
+def _fp8(noise: torch.Tensor, group: int, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
+    codes = (noise * 100).clamp_(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
+    return codes, _scales(noise, group, generator)
+
+
+def _int8(noise: torch.Tensor, group: int, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
+    codes = (noise * 30).clamp_(-127, 127).to(torch.int8).view(torch.uint8)
+    return codes, _scales(noise, group, generator).half()
+
+
+def _q4_k(noise: torch.Tensor, group: int, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
+    codes = (noise * 4 + 8).clamp_(0, 15).to(torch.uint8)
+    factors = torch.full((len(codes), -(-codes.shape[1] // K_QUANT)), 4e-5).half()
+    scales = torch.full((len(codes), factors.shape[1] * K_QUANT // group), 32, dtype=torch.uint8)
+    return codes, factors, scales, factors * 8, scales
+
+
+def _q6_k(noise: torch.Tensor, group: int, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
+    codes = (noise * 10 + 32).clamp_(0, 63).to(torch.uint8)
+    factors = torch.full((len(codes), -(-codes.shape[1] // K_QUANT)), 8e-6).half()
+    return codes, factors, torch.full((len(codes), factors.shape[1] * K_QUANT // group), 64, dtype=torch.int8)
 
 
 def grouped_arms(
-    native: NativeRows, expert_format: GroupedFormat, coded: Noise, hidden: int, inner: int, memory: int
+    native: NativeRows, expert_format: GroupedFormat, stored_as: Stored, hidden: int, inner: int, memory: int
 ) -> dict[str, Arm]:
     """SwiGLU experts of normal numbers in codes that share scales, and the same numbers in bf16."""
     layer, generator = swiglu_layer(hidden, inner), torch.Generator().manual_seed(0)
     layout = expert_format.record(layer)
-    dtypes = {spec.name: DTYPES[spec.dtype] for spec in layout.tensors}
     stored: list[ExpertWeights] = []
     expanded: list[ExpertWeights] = []
     for _ in range(max(2, -(-memory // layout.nbytes))):
         made: dict[str, torch.Tensor] = {}
         for tensor, codes in zip(layer.tensors, expert_format.products, strict=True):
-            outputs, inputs = tensor.shape
-            groups = -(-inputs // codes.group) if codes.group else 1
-            scales = torch.rand(1, groups, generator=generator).expand(outputs, groups) * 2e-4 + 1e-4
-            noise = torch.randn(outputs, inputs, generator=generator)
-            made |= expert_format.make(tensor, (coded(noise), scales.to(dtypes[f"{tensor.name}_scales"])))
+            noise = torch.randn(*tensor.shape, generator=generator)
+            made |= expert_format.make(tensor, stored_as(noise, codes.group, generator))
         record = layout.views(torch.zeros(layout.nbytes, dtype=torch.uint8))
         for spec, view in zip(layout.tensors, record, strict=True):
             view.copy_(made[spec.name])
@@ -144,9 +164,11 @@ def grouped_arms(
 
 FORMATS: Final = {
     MXFP4.name: partial(clamped_arms, expert_format=MXFP4),
-    FP8_BLOCKS.name: partial(grouped_arms, expert_format=FP8_BLOCKS, coded=_fp8),
-    FP8_ROWS.name: partial(grouped_arms, expert_format=FP8_ROWS, coded=_fp8),
-    INT8.name: partial(grouped_arms, expert_format=INT8, coded=_int8),
+    FP8_BLOCKS.name: partial(grouped_arms, expert_format=FP8_BLOCKS, stored_as=_fp8),
+    FP8_ROWS.name: partial(grouped_arms, expert_format=FP8_ROWS, stored_as=_fp8),
+    INT8.name: partial(grouped_arms, expert_format=INT8, stored_as=_int8),
+    Q4_K.name: partial(grouped_arms, expert_format=Q4_K, stored_as=_q4_k),
+    Q6_K.name: partial(grouped_arms, expert_format=Q6_K, stored_as=_q6_k),
 }
 
 

@@ -80,6 +80,14 @@ class Model:
             engine.close()
 
 
+def logits_of(ragged: RaggedModel, tokens: list[int]) -> torch.Tensor:
+    """Of every position."""
+    store = KVStore(ragged.layout, ragged.layout.nbytes(len(tokens)))
+    kv = store.reserve(len(tokens))
+    chunk = Chunk(0, tokens, kv, prefill=True, wants_logits=True, logit_rows=len(tokens))
+    return ragged.forward([chunk]).float().clone()
+
+
 def batch_logits(ragged: RaggedModel) -> list[torch.Tensor]:
     """A fixed batch: prompts of several lengths, then three decode steps of fixed tokens."""
     store = KVStore(ragged.layout, sum(ragged.layout.nbytes(len(prompt) + 4) for prompt in PROMPTS))

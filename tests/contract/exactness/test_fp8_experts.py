@@ -12,8 +12,6 @@ import transformers
 from greenroom.demo import bundled_model_path
 from greenroom.demo.tasks import TASKS, samples
 from greenroom.experts.pack.pack_file import PackFile
-from greenroom.moe.attention.kv_cache import KVStore
-from greenroom.moe.attention.ragged_attention import Chunk
 from greenroom.moe.formats.expert_format import PLAIN_FORMAT, ExpertFormat
 from greenroom.moe.formats.fp8 import FP8_BLOCKS, FP8_ROWS
 from greenroom.moe.forward.ragged_model import RaggedModel
@@ -22,7 +20,7 @@ from greenroom.moe.loading.checkpoint import resolve
 from greenroom.moe.loading.load_model import load
 from greenroom.moe.loading.packing import ensure_pack
 from tests.compiled import native as native
-from tests.contract.exactness.models import Model, batch_logits
+from tests.contract.exactness.models import Model, batch_logits, logits_of
 from tests.fp8_checkpoints import save_dequantized, to_fp8
 
 KINDS = {"blocks": FP8_BLOCKS, "compressed-channels": FP8_ROWS}
@@ -124,11 +122,3 @@ def test_the_most_likely_tokens_are_those_of_float32(
     print(told)  # noqa: T201 - how near it is
     assert total > 300
     assert same >= 0.99 * total, told
-
-
-def logits_of(ragged: RaggedModel, tokens: list[int]) -> torch.Tensor:
-    """Of every position."""
-    store = KVStore(ragged.layout, ragged.layout.nbytes(len(tokens)))
-    kv = store.reserve(len(tokens))
-    chunk = Chunk(0, tokens, kv, prefill=True, wants_logits=True, logit_rows=len(tokens))
-    return ragged.forward([chunk]).float().clone()

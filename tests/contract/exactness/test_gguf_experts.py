@@ -22,7 +22,7 @@ from greenroom.moe.loading.load_model import load
 from greenroom.moe.loading.packing import ensure_pack
 from greenroom.text import TextProcessor
 from tests.compiled import native as native
-from tests.contract.exactness.models import TOP_K, Model, batch_logits
+from tests.contract.exactness.models import TOP_K, Model, batch_logits, logits_of
 from tests.random_checkpoints import save_random
 
 gguf = pytest.importorskip("gguf", reason="gguf, which writes the files, is not installed")
@@ -124,6 +124,29 @@ def test_logits_are_the_same_at_any_budget(
     assert all(torch.equal(ours, whole) for ours, whole in zip(logits, expected, strict=True))
 
 
+@pytest.mark.parametrize("products", [NATIVE, TORCH])
+def test_gpt_oss_in_mxfp4_is_that_in_bfloat16(native: NativeRows, tmp_path: Path, products: str) -> None:
+    """To the bit, as of its own checkpoints: its scales are powers of two."""
+    sizes: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 96, "head_dim": 32, "num_experts_per_tok": TOP_K}
+    folder = save_random("gpt_oss", tmp_path / "model", dtype=torch.bfloat16, **sizes)
+    path = checkpoints.save_gguf(
+        folder, tmp_path / "a.gguf", lambda name: Kind.MXFP4 if "_exps.weight" in name else Kind.BF16
+    )
+    checkpoint = resolve(str(path))
+    stored, expanded = (
+        made(checkpoint, kept_format(checkpoint, "auto", kept), products, tmp_path) for kept in ("stored", "expanded")
+    )
+    assert [one.pack.manifest.formats for one in (stored, expanded)] == [("mxfp4",), ("plain",)]
+    assert kept_format(checkpoint).name == "mxfp4"
+    with expanded.experts("100%", "lru"):
+        expected = batch_logits(expanded.ragged)
+    with stored.experts("33%", "lru"):
+        logits = batch_logits(stored.ragged)
+    assert all(torch.equal(ours, whole) for ours, whole in zip(logits, expected, strict=True))
+    for one in (stored, expanded):
+        one.pack.close()
+
+
 @torch.inference_mode()
 def test_the_most_likely_tokens_are_those_of_float32(native: NativeRows, tmp_path: Path) -> None:
     """Of transformers' model of the numbers that the bundled model's file means: all that differs is rounding."""
@@ -142,9 +165,9 @@ def test_the_most_likely_tokens_are_those_of_float32(native: NativeRows, tmp_pat
         for one in (one for task in TASKS for one in samples(task, 8, seed=77)):
             asked = text.chat.render([{"role": "user", "content": one.prompt}])
             prompt, answer = (text.tokenizer.encode(part, add_special_tokens=False) for part in (asked, one.answer))
-            ids = torch.tensor([prompt + answer])
             answers = slice(len(prompt) - 1, None)  # in prompts anything may come next
-            ours, theirs = (run(input_ids=ids).logits[0, answers].float() for run in (model.loaded.model, eager))
+            theirs = eager(torch.tensor([prompt + answer])).logits[0, answers]
+            ours = logits_of(model.ragged, prompt + answer)[answers]
             same += int((ours.argmax(-1) == theirs.argmax(-1)).sum())
             total += len(ours)
             largest = max(largest, float((ours - theirs).abs().max()))

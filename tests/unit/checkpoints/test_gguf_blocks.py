@@ -81,5 +81,5 @@ def test_a_tensor_of_blocks_is_read_whole_or_by_its_first_dimension(tmp_path: Pa
         assert torch.equal(typed(reader.read(stored), stored, dtype=torch.bfloat16), whole.bfloat16())
         blocks[17, 208:210] = 255
         path.write_bytes(bytes(34) + blocks.numpy().tobytes())
-        with pytest.raises(CorruptCheckpoint, match="expert 2 of blk.0.x in .*a.gguf has a scale that is no number"):
+        with pytest.raises(CorruptCheckpoint, match=r"expert 2 of blk.0.x in .*a.gguf has a scale that is no number"):
             typed(reader.read(stored, 2), stored, 2)

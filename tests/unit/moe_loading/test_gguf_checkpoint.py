@@ -163,7 +163,7 @@ def _put(name: str, *shape: int) -> Callable[[dict[str, Any]], object]:
 
 
 BROKEN: dict[str, Broken] = {
-    "an architecture that is not served": ("olmoe", {"general.architecture": "gemma"}, None, Unsupported, "'gemma'.*olmoe"),
+    "one that is not served": ("olmoe", {"general.architecture": "gemma"}, None, Unsupported, "'gemma'.*olmoe"),
     "a dense model": ("mixtral", {"llama.expert_count": 0}, None, Unsupported, "is a dense model"),
     "no width": ("qwen3_moe", {f"{AT}.embedding_length": None}, None, Corrupt, "has no .*embedding_length"),
     "no layers": ("qwen3_moe", {f"{AT}.block_count": 0}, None, Corrupt, "block_count .* from 1"),

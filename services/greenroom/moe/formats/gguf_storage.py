@@ -22,6 +22,7 @@ from greenroom.moe.formats.expert_format import PLAIN_FORMAT, BadCodes, ExpertFo
 from greenroom.moe.formats.grouped_format import GroupedFormat, GroupedPair
 from greenroom.moe.formats.int8 import INT8
 from greenroom.moe.formats.k_quants import Q4_K, Q6_K
+from greenroom.moe.formats.mxfp4 import MXFP4
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,39 @@ class GgufMatrices:
         return parts[0].contiguous().view(-1, self._block.nbytes)
 
 
+class GgufMxfp4(GgufMatrices):
+    """gpt-oss's in MXFP4: blocks of 17 bytes, a scale and 16 pairs of codes. ``codes`` gives them as its own
+    checkpoints have them, blocks ``[outputs, inputs / 32, 16]`` and scales ``[outputs, inputs / 32]``.
+
+    A pair is an input of a block's first half and one of its second half; in those checkpoints it is two neighbours.
+    """
+
+    def __init__(self, block: BlockType) -> None:
+        self._block = block
+
+    def check(self, parts: Sequence[torch.Tensor], dtype: torch.dtype) -> None:
+        try:
+            self.numbers(parts, dtype)
+        except NotFinite as error:
+            raise BadCodes(0, str(error)) from error
+
+    def codes(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        blocks = self._blocks(parts)
+        in_order = torch.cat([blocks[:, 1:] & 15, blocks[:, 1:] >> 4], dim=1)
+        pairs = in_order[:, 0::2] | in_order[:, 1::2] << 4
+        rows = parts[0].shape[-2]
+        return [pairs.view(rows, -1, pairs.shape[1]), blocks[:, 0].reshape(rows, -1)]
+
+    def joined(self, codes: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
+        """Outputs of gate and up in turns; those of a single matrix as they are."""
+        return [torch.stack(list(parts), dim=1).flatten(0, 1) for parts in zip(*codes, strict=True)]
+
+
+def storage_of(block: BlockType) -> GgufMatrices:
+    """How a matrix of these blocks is stored, whose records stay codes."""
+    return GgufMxfp4(block) if block.name == "MXFP4" else GgufMatrices(block)
+
+
 class LayerFormats:
     """An ``ExpertFormat`` that is another one in each layer."""
 
@@ -124,10 +158,12 @@ class LayerFormats:
         return self.of(layer.name).expanding_bytes(layer)
 
 
-def gguf_format(types: Mapping[str, tuple[str, str, str]]) -> ExpertFormat:
-    """``types``: of each layer's gate, up and down. A layer whose types have no records of their own has numbers."""
+def gguf_format(types: Mapping[str, tuple[str, str, str]], *, clamped: bool = False) -> ExpertFormat:
+    """``types``: of each layer's gate, up and down. A layer whose types have no records of their own has numbers.
+    ``clamped``: experts are gpt-oss's."""
+    known = {("MXFP4", "MXFP4"): MXFP4} if clamped else _BY_TYPES
     by_layer = {
-        layer: _BY_TYPES.get((gate, down), PLAIN_FORMAT) if gate == up else PLAIN_FORMAT
+        layer: known.get((gate, down), PLAIN_FORMAT) if gate == up else PLAIN_FORMAT
         for layer, (gate, up, down) in types.items()
     }
     own = set(by_layer.values())

@@ -34,7 +34,7 @@ from greenroom.core.errors import CorruptCheckpoint, UnsupportedModel
 from greenroom.moe.architecture.families import unsupported
 from greenroom.moe.architecture.moe_layers import ExpertTensor, MoeLayer, blueprint, describe_layers
 from greenroom.moe.formats.expert_format import PLAIN_FORMAT, BadCodes, ExpertFormat
-from greenroom.moe.formats.gguf_storage import GgufMatrices
+from greenroom.moe.formats.gguf_storage import GgufMxfp4, storage_of
 from greenroom.moe.formats.registry import shipped
 from greenroom.moe.formats.stored_matrix import MatrixStorage
 from greenroom.moe.loading.checkpoint import Checkpoint
@@ -185,6 +185,8 @@ class ExpertPlan:
             return recipe.make([storage.numbers(parts, recipe.dtype) for parts in matrices], self._model)
         assert recipe.coded is not None
         codes = [storage.codes(parts) for parts in matrices]
+        if isinstance(storage, GgufMxfp4):
+            return own.make(recipe.coded, storage.joined(codes))
         joined = codes[0] if len(codes) == 1 else [torch.cat(parts) for parts in zip(*codes, strict=True)]
         return own.make(recipe.coded, joined)
 
@@ -362,7 +364,10 @@ class ExpertPlan:
             sources = patterns if converter is None else converter.source_patterns
             feeds = tuple(found[pattern, part] for pattern in sources for part in storage.parts)
         if blocks is not None:
-            coded, storage = made, GgufMatrices(blocks)
+            coded, storage = made, storage_of(blocks)
+            if converter is not None:
+                order = converter.source_patterns.index
+                feeds = tuple(sorted(feeds, key=lambda feed: order(feed.pattern)))
         recipe = Recipe(layer.name, target, made.dtype, feeds, converter, coded, storage)
         _check_codes(layer, recipe, self._shipped.stored_shapes(made))
         return recipe
@@ -419,7 +424,8 @@ class ExpertPlan:
                 f"{recipe.coded.shape} by its configuration"
             )
         own = self.expert_format.of(recipe.layer)
-        if own is not PLAIN_FORMAT and not torch.equal(made[recipe.target].reshape(-1), places):
+        in_order = isinstance(storage, GgufMxfp4) or torch.equal(made[recipe.target].reshape(-1), places)
+        if own is not PLAIN_FORMAT and not in_order:
             raise UnsupportedModel(
                 f"{recipe.layer}.{recipe.target} is not its stored matrices one behind the other, so it can not stay "
                 f"{own.name}: use --experts-as expanded"

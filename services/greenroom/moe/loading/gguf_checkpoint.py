@@ -18,8 +18,8 @@ from greenroom.gguf.header import GgufTensor
 from greenroom.gguf.shards import GgufModel, read_gguf
 from greenroom.moe.formats.expert_format import PLAIN_FORMAT, ExpertFormat
 from greenroom.moe.formats.gguf_storage import gguf_format
+from greenroom.moe.formats.mxfp4 import BLOCK as MXFP4_BLOCK
 from greenroom.moe.loading.gguf_families import (
-    STORED_AS_THEY_LIE,
     GgufFamily,
     configuration,
     family_named,
@@ -82,19 +82,21 @@ def read_gguf_checkpoint(path: Path) -> GgufParts:
     if family.pairs_neighbours:
         by_part = {"q_proj": heads, "k_proj": values["num_key_value_heads"]}
         paired = {own: by_part[part] for own in stored for part in by_part if f".{part}." in own}
-    return GgufParts(_config(model, family, values), stored, GgufLayout(family, _format(family, stored), paired))
+    return GgufParts(_config(model, family, values), stored, GgufLayout(family, _format(stored), paired))
 
 
-def _format(family: GgufFamily, stored: Mapping[str, StoredTensor]) -> ExpertFormat:
-    """Experts whose matrices are stored turned, or with gates and ups in turns, become numbers."""
-    if family.architecture not in STORED_AS_THEY_LIE:
-        return PLAIN_FORMAT
+def _format(stored: Mapping[str, StoredTensor]) -> ExpertFormat:
     types = {}
-    for name in stored:
+    clamped = whole = False
+    for name, tensor in stored.items():
         if name.endswith(".gate_exps"):
             layer = name.removesuffix(".gate_exps")
-            types[layer] = stored[name].dtype, stored[f"{layer}.up_exps"].dtype, stored[f"{layer}.down_proj"].dtype
-    return gguf_format(types)
+            down = stored.get(f"{layer}.down_exps") or stored[f"{layer}.down_proj"]
+            clamped = f"{layer}.down_exps" in stored
+            whole = not any(width % MXFP4_BLOCK for width in tensor.shape[1:])
+            types[layer] = tensor.dtype, stored[f"{layer}.up_exps"].dtype, down.dtype
+    # MXFP4's records are whole panels of outputs too.
+    return PLAIN_FORMAT if clamped and not whole else gguf_format(types, clamped=clamped)
 
 
 def _stored(tensor: GgufTensor, shape: tuple[int, ...]) -> StoredTensor:

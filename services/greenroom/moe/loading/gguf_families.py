@@ -409,6 +409,3 @@ FAMILIES: Final[dict[str, GgufFamily]] = {
     )
 }  # fmt: skip
 """By llama.cpp's name."""
-
-STORED_AS_THEY_LIE: Final = tuple(name for name, family in FAMILIES.items() if family.converters is _joined)
-"""Architectures whose experts' matrices are ``[outputs, inputs]`` in transformers too, with gates before ups."""
