@@ -16,7 +16,8 @@ setup(
                 f"{NATIVE}/{name}.inc"
                 for name in (
                     *("rows_kernel", "pair_products", "matrix_products", "float_products", "column_products"),
-                    *("attention", "linear_floats", "mxfp4_products"),
+                    *("attention", "linear_floats", "mxfp4_products", "lossless_products"),
+                    "lossless_encoding",
                 )
             ],
             language="c++",

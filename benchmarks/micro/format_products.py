@@ -1,6 +1,6 @@
 """How fast an expert's products are as it is stored, over those of the same expert in bf16, by the number of its rows.
 
-    python -m benchmarks.format_products [--shape 2880x2880] [--format mxfp4] [--threads 1] [--rows 1] [--rounds 5]
+    python -m benchmarks.format_products [--format mxfp4] [--shape 2880x2880] [--threads 1] [--rows 1] [--rounds 5]
 
 Experts take turns, more of them than the processor's caches hold. Each instruction set computes both, in turns. GB/s
 are of the record's own bytes.
@@ -30,6 +30,7 @@ from greenroom.core.units import MIB
 from greenroom.experts.pack.layout import PLAIN, ExpertWeights
 from greenroom.moe.architecture.moe_layers import ExpertTensor, MoeLayer
 from greenroom.moe.formats.expert_format import ExpertFormat
+from greenroom.moe.formats.lossless import LOSSLESS
 from greenroom.moe.formats.mxfp4 import MXFP4
 from greenroom.moe.kernels.native.rows import ClampedGate, NativeRows, native_rows
 
@@ -53,10 +54,17 @@ class Arm:
 
 
 def gpt_oss_layer(hidden: int, inner: int) -> MoeLayer:
-    shapes = {
-        "gate_up_proj": (hidden, 2 * inner), "gate_up_proj_bias": (2 * inner,),
-        "down_proj": (inner, hidden), "down_proj_bias": (hidden,),
-    }  # fmt: skip
+    return _layer(
+        gate_up_proj=(hidden, 2 * inner), gate_up_proj_bias=(2 * inner,), down_proj=(inner, hidden),
+        down_proj_bias=(hidden,),
+    )  # fmt: skip
+
+
+def swiglu_layer(hidden: int, inner: int) -> MoeLayer:
+    return _layer(gate_up_proj=(2 * inner, hidden), down_proj=(hidden, inner))
+
+
+def _layer(**shapes: tuple[int, ...]) -> MoeLayer:
     tensors = tuple(ExpertTensor(name, shape, torch.bfloat16) for name, shape in shapes.items())
     return MoeLayer("experts", 1, 1, tensors, stacked=True)
 
@@ -88,7 +96,43 @@ def clamped_arms(
     }
 
 
-FORMATS: Final = {MXFP4.name: partial(clamped_arms, expert_format=MXFP4)}
+def lossless_arms(native: NativeRows, hidden: int, inner: int, memory: int) -> dict[str, Arm]:
+    """SwiGLU experts of normal noise: its exponents are about as many as a trained expert's, with as few rare ones."""
+    layer = swiglu_layer(hidden, inner)
+    layout = LOSSLESS.record(layer)
+    generator = torch.Generator().manual_seed(0)
+    stored: list[ExpertWeights] = []
+    numbers: list[ExpertWeights] = []
+    for _ in range(max(2, -(-memory // layout.nbytes))):
+        own = tuple(
+            torch.empty(tensor.shape, dtype=tensor.dtype).normal_(0.0, 0.02, generator=generator)
+            for tensor in layer.tensors
+        )
+        record = layout.views(torch.zeros(layout.nbytes, dtype=torch.uint8))
+        parts = [part for tensor, one in zip(layer.tensors, own, strict=True) for part in LOSSLESS.encode(tensor, one).values()]
+        for view, part in zip(record, parts, strict=True):
+            view.copy_(part)
+        stored.append(record)
+        numbers.append(own)
+    return {
+        LOSSLESS.name: Arm(native.lossless_experts, stored, layout.weight_bytes),
+        PLAIN: Arm(native.experts, numbers, sum(tensor.nbytes for tensor in numbers[0])),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """``shape``: where none is asked for. Both widths are to be multiples of ``multiple``."""
+
+    arms: Callable[..., dict[str, Arm]]
+    shape: str
+    multiple: int
+
+
+FORMATS: Final = {
+    MXFP4.name: Kind(partial(clamped_arms, expert_format=MXFP4), "2880x2880", 32),
+    LOSSLESS.name: Kind(lossless_arms, "1024x3584", 2),
+}
 
 
 def measured(
@@ -138,31 +182,33 @@ def row_of(
 
 
 def table(found: list[dict[str, Any]]) -> str:
-    lines = [f"{'rows':>5}  {'instructions':<13}{'format':<8}{'µs':>28}{'GB/s':>22}{'over bf16':>22}"]
+    lines = [f"{'rows':>5}  {'instructions':<13}{'format':<10}{'µs':>28}{'GB/s':>22}{'over bf16':>22}"]
     for row in found:
         lines.append(
-            f"{row['rows']:>5}  {row['instructions']:<13}{row['format']:<8}{median_range(row['microseconds']):>28}"
+            f"{row['rows']:>5}  {row['instructions']:<13}{row['format']:<10}{median_range(row['microseconds']):>28}"
             f"{median_range(row['gb_s'], 2):>22}{median_range(row['over_bf16'], 2):>22}"
         )
     return "\n".join(lines)
 
 
 @click.command(help=__doc__)
-@click.option("--shape", default="2880x2880", show_default=True, help="HIDDENxINNER of an expert.")
+@click.option("--shape", help="HIDDENxINNER of an expert.  [default: gpt-oss's, or that of the model `random`]")
 @click.option("--format", "name", type=click.Choice(list(FORMATS)), default=MXFP4.name, show_default=True)
 @click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--rows", "counts", type=click.IntRange(min=1), multiple=True, default=ROWS, show_default=True)
 @click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True)
-def main(shape: str, name: str, threads: int, counts: tuple[int, ...], rounds: int) -> None:
+def main(shape: str | None, name: str, threads: int, counts: tuple[int, ...], rounds: int) -> None:
+    kind = FORMATS[name]
+    shape = shape or kind.shape
     try:
         hidden, inner = shape_of(shape)
-        if hidden % 32 or inner % 32:
-            raise InvalidConfig("shape", shape, "of multiples of 32")
+        if hidden % kind.multiple or inner % kind.multiple:
+            raise InvalidConfig("shape", shape, f"of multiples of {kind.multiple}")
     except InvalidConfig as error:
         raise click.UsageError(str(error)) from error
     torch.set_num_threads(threads)
     native = native_rows()
-    found = measured(native, FORMATS[name](native, hidden=hidden, inner=inner, memory=MEMORY), hidden, counts, rounds)
+    found = measured(native, kind.arms(native, hidden=hidden, inner=inner, memory=MEMORY), hidden, counts, rounds)
     click.echo(table(found))
     described = {"shape": shape, "format": name, "threads": threads, "rows": found}
     click.echo(json.dumps(described | {"machine": describe_machine(cache_folder())}))

@@ -156,7 +156,7 @@ def _linear(
 
 def _experts(
     call: Call, weights: int, starts: int, count: int, hidden: int, inner: int, x: int, tokens: int, scales: int,
-    out: int, add: bool, *rest: Any, mxfp4: bool = False,
+    out: int, add: bool, *rest: Any, mxfp4: bool = False, lossless: bool = False,
 ) -> list[Any]:  # fmt: skip
     sizes = [2 * inner * hidden, hidden * inner]
     if len(rest) > 1:  # with alpha and limit: gpt-oss's, with biases
@@ -165,8 +165,13 @@ def _experts(
         sizes = [
             part for size, bias in zip(sizes[::2], sizes[1::2], strict=True) for part in (size // 4, size // 64, bias)
         ]
+    unit = 2
+    if lossless:
+        sizes, unit = _lossless_bytes(hidden, inner), 1
     addresses = words_at(weights, len(sizes) * count)
-    there = np.array([call.of(at, size) for at, size in zip(addresses.tolist(), sizes * count, strict=True)])
+    there = np.array(
+        [call.of(at, size, size=unit) for at, size in zip(addresses.tolist(), sizes * count, strict=True)]
+    )
     bounds = words_at(starts, count + 1)
     total = int(bounds[-1])
     named = int(words_at(tokens, total).max()) + 1
@@ -177,12 +182,38 @@ def _experts(
     ]
 
 
+def _lossless_bytes(hidden: int, inner: int) -> list[int]:
+    from greenroom.moe.formats.lossless import lines  # which asks for the library: late, since that is replaced
+
+    shapes = (2 * inner, hidden), (hidden, inner)
+    return [part for shape in shapes for part in (shape[0] * shape[1] // 2 * 3, 64 * lines(*shape))]
+
+
+def _lossless_encode(
+    call: Call, numbers: int, outputs: int, inputs: int, room: int, codes: int, exponents: int
+) -> list[Any]:
+    from greenroom.moe.formats.lossless import lines
+
+    there = call.of(codes, outputs, inputs // 2 * 3, size=1), call.of(exponents, 64, lines(outputs, inputs), size=1)
+    return [call.of(numbers, outputs, inputs), outputs, inputs, room, *there]
+
+
+def _lossless_numbers(
+    call: Call, codes: int, exponents: int, outputs: int, inputs: int, into: int, threads: int
+) -> list[Any]:
+    from greenroom.moe.formats.lossless import lines
+
+    there = call.of(codes, outputs, inputs // 2 * 3, size=1), call.of(exponents, 64, lines(outputs, inputs), size=1)
+    return [*there, outputs, inputs, call.of(into, outputs, inputs), threads]
+
+
 def _all_experts(
     call: Call, weights: int, count: int, picks: int, scales: int, rows: int, k: int, hidden: int, inner: int,
-    x: int, stream: int, threads: int,
+    x: int, stream: int, threads: int, *, lossless: bool = False,
 ) -> list[Any]:  # fmt: skip
-    sizes = [2 * inner * hidden, hidden * inner] * count
-    there = [call.of(at, size) for at, size in zip(words_at(weights, 2 * count).tolist(), sizes, strict=True)]
+    sizes = _lossless_bytes(hidden, inner) if lossless else [4 * inner * hidden, 2 * hidden * inner]
+    addresses = words_at(weights, len(sizes) * count).tolist()
+    there = [call.of(at, size, size=1) for at, size in zip(addresses, sizes * count, strict=True)]
     return [
         *(call.copied(np.array(there)), count, call.of(picks, rows, k, size=8), call.of(scales, rows, k, size=4)),
         *(rows, k, hidden, inner, call.of(x, rows, hidden), call.of(stream, rows, hidden), threads),
@@ -288,7 +319,11 @@ _ARGUMENTS: Final[dict[str, Callable[..., list[Any]]]] = {
     "greenroom_experts": _experts,
     "greenroom_clamped_experts": _experts,
     "greenroom_mxfp4_experts": partial(_experts, mxfp4=True),
+    "greenroom_lossless_experts": partial(_experts, lossless=True),
+    "greenroom_lossless_encode": _lossless_encode,
+    "greenroom_lossless_numbers": _lossless_numbers,
     "greenroom_all_experts": _all_experts,
+    "greenroom_all_lossless_experts": partial(_all_experts, lossless=True),
     "greenroom_add_rows": _add_rows,
     "greenroom_route": _route,
     "greenroom_route_confined": _route,

@@ -19,7 +19,7 @@ from greenroom.core.errors import CorruptCheckpoint, InvalidConfig, UnknownName
 from greenroom.experts.pack.pack_file import PackFile
 from greenroom.moe.formats.expert_format import PLAIN_FORMAT, BadCodes, Expander, ExpertFormat
 from greenroom.moe.formats.mxfp4 import MXFP4
-from greenroom.moe.formats.registry import FORMATS, format_named
+from greenroom.moe.formats.registry import format_named
 from greenroom.moe.kernels.native.library import NativeUnavailable
 from greenroom.moe.kernels.native.rows import native_rows
 from greenroom.moe.loading.checkpoint import resolve, resolve_config
@@ -32,6 +32,8 @@ from tests.random_checkpoints import edit_json, save_random
 from tests.unit.kernels.mxfp4_weights import coded_expert, layer_of
 
 Tensors = dict[str, torch.Tensor]
+FORMATS: dict[str, ExpertFormat] = {one.name: one for one in (PLAIN_FORMAT, MXFP4)}
+"""That its experts can be kept in."""
 BLOCKS, SCALES = (f"model.layers.1.mlp.experts.down_proj_{part}" for part in ("blocks", "scales"))
 
 widths = st.integers(1, 4).map(lambda blocks: 32 * blocks)
@@ -236,7 +238,7 @@ def test_what_experts_are_kept_as(tmp_path: Path) -> None:
 
 def test_an_unknown_format_lists_the_known_ones() -> None:
     assert format_named("mxfp4") is MXFP4
-    with pytest.raises(UnknownName, match=re.escape("format: 'q9' is not allowed; known: mxfp4, plain")):
+    with pytest.raises(UnknownName, match=re.escape("format: 'q9' is not allowed; known: lossless, mxfp4, plain")):
         format_named("q9")
 
 

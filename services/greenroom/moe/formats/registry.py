@@ -7,9 +7,10 @@ from typing import Any, Final
 from greenroom.checkpoints.quantized import quantization_method
 from greenroom.core.errors import UnknownName
 from greenroom.moe.formats.expert_format import PLAIN_FORMAT, ExpertFormat
+from greenroom.moe.formats.lossless import LOSSLESS
 from greenroom.moe.formats.mxfp4 import MXFP4
 
-FORMATS: Final[dict[str, ExpertFormat]] = {one.name: one for one in (PLAIN_FORMAT, MXFP4)}
+FORMATS: Final[dict[str, ExpertFormat]] = {one.name: one for one in (PLAIN_FORMAT, MXFP4, LOSSLESS)}
 
 _BY_METHOD: Final[dict[str, ExpertFormat]] = {"mxfp4": MXFP4}
 """By the quantisation method that a configuration names."""

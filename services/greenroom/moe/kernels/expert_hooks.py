@@ -33,18 +33,18 @@ class LookAheadHook(Protocol):
 
 class ModelHooks:
     """What one loaded model's layers share: the source of its experts and its observers, all None until attached, and
-    what expands records (``expanders``, by the tensors of an expert).
+    what expands records (``expanders``, by their format's name and the tensors of an expert).
     """
 
     def __init__(self) -> None:
         self.source: ExpertSource | None = None
         self.on_router_logits: RouterObserver | None = None
         self.look_ahead: LookAheadHook | None = None
-        self.expanders: dict[tuple[ExpertTensor, ...], Expander] = {}
+        self.expanders: dict[tuple[str, tuple[ExpertTensor, ...]], Expander] = {}
 
     def expander(self, expert_format: ExpertFormat, layer: MoeLayer) -> Expander:
         """One for all layers that are built like this one."""
-        return self.expanders.setdefault(layer.tensors, Expander(expert_format, layer))
+        return self.expanders.setdefault((expert_format.name, layer.tensors), Expander(expert_format, layer))
 
 
 class LayerHook:

@@ -17,6 +17,7 @@ from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 
 from greenroom.core.errors import InvalidConfig
 from greenroom.experts.pack.layout import PLAIN, ExpertWeights
+from greenroom.moe.formats.lossless import LOSSLESS
 from greenroom.moe.formats.mxfp4 import MXFP4
 from greenroom.moe.kernels.device_copies import to_device
 from greenroom.moe.kernels.native.library import NativeUnavailable
@@ -31,8 +32,13 @@ Products = Callable[..., None]
 PRODUCTS = ("auto", "native", "torch")
 """Which products a model uses. "auto": the compiled ones if they are available and support its experts."""
 
-COMPILED_FORMATS: Final = (PLAIN, MXFP4.name)
+_OF_SWIGLU: Final = (PLAIN, LOSSLESS.name)
+_OF_CLAMPED: Final = (PLAIN, MXFP4.name)
+COMPILED_FORMATS: Final = tuple(dict.fromkeys((*_OF_SWIGLU, *_OF_CLAMPED)))
 """The formats of records that compiled products take as they lie, where they know the experts."""
+
+AllProducts = Callable[..., int]
+"""Compiled products of a layer whose picked experts are all resident, of the arguments of ``NativeRows.all_experts``."""
 
 
 class Grouped(NamedTuple):
@@ -199,10 +205,18 @@ class NativeSum(TorchSum):
 def products_of(native: NativeRows, experts: Any, expert_format: str) -> Products | None:
     """The compiled products of this experts module of transformers, of records of this format. None: there are none."""
     gate = clamped_gate_of(experts)
-    if gate is not None and expert_format in COMPILED_FORMATS:
-        clamped = {PLAIN: native.clamped_experts, MXFP4.name: native.mxfp4_experts}
-        return partial(clamped[expert_format], gate)
-    return native.experts if expert_format == PLAIN and computes_gated_silu(experts) else None
+    if gate is not None:
+        clamped = {PLAIN: native.clamped_experts, MXFP4.name: native.mxfp4_experts}.get(expert_format)
+        return None if clamped is None else partial(clamped, gate)
+    swiglu = {PLAIN: native.experts, LOSSLESS.name: native.lossless_experts}
+    return swiglu.get(expert_format) if computes_gated_silu(experts) else None
+
+
+def all_products_of(native: NativeRows, products: Products | None) -> AllProducts | None:
+    """Those that belong to a layer's ``products``, None being the default of ``NativeSum``. None: there are none."""
+    if products is None or products == native.experts:
+        return native.all_experts
+    return native.all_lossless_experts if products == native.lossless_experts else None
 
 
 def native_for(experts: Any, dtype: torch.dtype, products: str, expert_format: str = PLAIN) -> NativeRows | None:
@@ -214,8 +228,8 @@ def native_for(experts: Any, dtype: torch.dtype, products: str, expert_format: s
     """
     if products not in PRODUCTS:
         raise InvalidConfig("products", products, f"allowed: {', '.join(PRODUCTS)}")
-    known = clamped_gate_of(experts) is not None and expert_format in COMPILED_FORMATS
-    known |= computes_gated_silu(experts) and expert_format == PLAIN
+    known = clamped_gate_of(experts) is not None and expert_format in _OF_CLAMPED
+    known |= computes_gated_silu(experts) and expert_format in _OF_SWIGLU
     if products == "torch" or not (dtype is torch.bfloat16 and known):
         return None
     try:

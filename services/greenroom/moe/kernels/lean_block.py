@@ -19,6 +19,7 @@ from torch import nn
 
 from greenroom.experts.source import ResidentInRam
 from greenroom.moe.kernels.expert_hooks import LayerHook, hook_of
+from greenroom.moe.kernels.expert_products import all_products_of
 from greenroom.moe.kernels.native.rows import Lasting, NativeRows
 
 _PROBES = 64
@@ -39,6 +40,9 @@ class LeanBlock:
         self._normalise = normalise
         self._rounded = rounded
         self._inner = int(block.experts.intermediate_dim)
+        products = all_products_of(native, self._hook.products)
+        assert products is not None, "``lean_block`` asks for it"
+        self._all_experts = products
         self._allowed = self._addresses = Lasting(np.empty(0))  # the last ones that the source gave
         self._rerouted = Lasting(np.empty(1, dtype=np.bool_))
 
@@ -81,7 +85,7 @@ class LeanBlock:
         if _may_be_resident(source) and (addresses := source.resident_addresses(layer, picks.numpy())) is not None:
             if addresses is not self._addresses.array:
                 self._addresses = Lasting(addresses)
-            busy = self._native.all_experts(self._addresses, self._inner, picks, scales, rows, stream)
+            busy = self._all_experts(self._addresses, self._inner, picks, scales, rows, stream)
             source.layer_ran(layer, busy)
         else:
             stream += self._block.experts.forward(rows, picks, scales)
@@ -130,7 +134,7 @@ def _is_plain(block: Any, native: NativeRows) -> bool:
         and isinstance(getattr(gate, "top_k", None), int)
         and hook_of(block.experts).native is native
         and hook_of(block.experts).gate is None
-        and hook_of(block.experts).expand is None
+        and all_products_of(native, hook_of(block.experts).products) is not None
     )
 
 

@@ -9,9 +9,10 @@ no operation mixes experts; a mapping that might is refused.
 from __future__ import annotations
 
 import copy
+import functools
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +33,7 @@ from greenroom.checkpoints.shard_reader import place_of, torch_dtype, typed
 from greenroom.core.errors import CorruptCheckpoint, UnsupportedModel
 from greenroom.moe.architecture.families import unsupported
 from greenroom.moe.architecture.moe_layers import ExpertTensor, MoeLayer, blueprint, describe_layers
-from greenroom.moe.formats.expert_format import PLAIN_FORMAT, BadCodes, ExpertFormat
+from greenroom.moe.formats.expert_format import PLAIN_FORMAT, BadCodes, EncodesNumbers, ExpertFormat
 from greenroom.moe.formats.registry import shipped_format
 from greenroom.moe.loading.checkpoint import Checkpoint
 from greenroom.moe.loading.quantization import dequantizing_converters, is_dequantizing
@@ -117,28 +118,53 @@ class ExpertPlan:
     CorruptCheckpoint if tensors are missing or do not have the shapes that the configuration says.
     """
 
-    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, expert_format: ExpertFormat = PLAIN_FORMAT) -> None:
-        """``expert_format``: of the records. It is plain, or the one that the checkpoint ships its experts in."""
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        dtype: torch.dtype,
+        expert_format: ExpertFormat | Sequence[ExpertFormat] = PLAIN_FORMAT,
+    ) -> None:
+        """``expert_format``: of the records, or of each layer's. Plain, the one that the checkpoint ships its experts
+        in, or one that encodes numbers.
+        """
         self.checkpoint = checkpoint
         self.dtype = dtype
-        self.expert_format = expert_format
         self._shipped = shipped_format(checkpoint.config)
         self._model = blueprint(checkpoint.config, dtype)
         self.layers = describe_layers(self._model, checkpoint.config, dtype)
+        several = expert_format if isinstance(expert_format, Sequence) else [expert_format] * len(self.layers)
+        self.formats = list(several)
+        """Of each layer's records."""
+        self._asked = tuple(dict.fromkeys(several))
         self.dense: list[StoredTensor] = []
         self.recipes = self._recipes()
         checked = set()
-        for layer, recipes in zip(self.layers, self.recipes, strict=True):
-            if (build := _build(layer, recipes)) not in checked:  # in most models all experts have one build
-                self._check(layer, recipes)
+        for number, (layer, recipes) in enumerate(zip(self.layers, self.recipes, strict=True)):
+            # In most models all experts have one build.
+            if (build := (self.formats[number].name, *_build(layer, recipes))) not in checked:
+                self._check(number, layer, recipes)
             checked.add(build)
 
-    def make(self, recipe: Recipe, weights: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """One expert's tensors of its record, by name. Weights are cast first, as transformers does. Codes stay codes
-        unless the record is plain.
+    def make(self, number: int, recipe: Recipe, weights: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The tensors of one expert's record in layer ``number``, by name. Codes stay codes unless the record is plain.
+
+        Raises DoesNotFit if its format encodes numbers and has no room for these.
         """
-        if recipe.coded is not None and self.expert_format is not PLAIN_FORMAT:
-            return self.expert_format.make(recipe.coded, self._parts(recipe, weights))
+        own = self.formats[number]
+        if recipe.coded is not None and own is not PLAIN_FORMAT:
+            return own.make(recipe.coded, self._parts(recipe, weights))
+        numbers = self._numbers(recipe, weights)
+        if not isinstance(own, EncodesNumbers):
+            return numbers
+        tensors = {tensor.name: tensor for tensor in self.layers[number].tensors}
+        return {
+            name: part
+            for target, made in numbers.items()
+            for name, part in own.encode(tensors[target], made).items()
+        }
+
+    def _numbers(self, recipe: Recipe, weights: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """One expert's tensors by name, as numbers. Weights are cast first, as transformers does."""
         cast = [weight.to(recipe.dtype) if weight.is_floating_point() else weight for weight in weights]
         return recipe.make(cast, self._model)
 
@@ -159,8 +185,12 @@ class ExpertPlan:
         shapes = self._shipped.stored_shapes(recipe.coded)
         return [own[feed.pattern].view(shape) for feed, shape in zip(recipe.parts, shapes, strict=True)]
 
+    def keep_plain(self, number: int) -> None:
+        """From now on the records of layer ``number`` hold numbers, although another format was asked for."""
+        self.formats[number] = PLAIN_FORMAT
+
     def joins(self, recipe: Recipe) -> bool:
-        """Whether the recipe does no more than put the weights as stored one after the other, to the bit.
+        """Whether numbers are no more than the weights as stored, one after the other, to the bit.
 
         Then packing need not make them. Tried with the bytes of one expert, drawn at random.
         """
@@ -173,7 +203,7 @@ class ExpertPlan:
         for tensor, part in stored:
             _, nbytes = place_of(tensor, part)
             weights.append(typed(torch.from_numpy(random.integers(0, 256, nbytes, dtype=np.uint8)), tensor, part))
-        made = self.make(recipe, weights)
+        made = self._numbers(recipe, weights)
         if made.keys() != {recipe.target} or made[recipe.target].dtype != recipe.dtype:
             return False
         joined = torch.cat([_bytes_of(weight) for weight in weights])
@@ -186,8 +216,7 @@ class ExpertPlan:
 
     def description(self) -> str:
         """Everything besides the weights that determines the converted experts."""
-        own = self.expert_format
-        lines = [] if own is PLAIN_FORMAT else [f"{own.name} {own.version}"]
+        lines = [f"{own.name} {own.version}" for own in self._asked if own is not PLAIN_FORMAT]
         for layer, recipes in zip(self.layers, self.recipes, strict=True):
             lines.append(repr(layer))
             for recipe in recipes:
@@ -263,19 +292,22 @@ class ExpertPlan:
         _check_codes(layer, recipe, self._shipped.stored_shapes(made))
         return recipe
 
-    def _check(self, layer: MoeLayer, recipes: list[Recipe]) -> None:
+    def _check(self, number: int, layer: MoeLayer, recipes: list[Recipe]) -> None:
         """Make the first expert from zeros, to check that the recipes give all of its tensors.
 
         Not on the meta device, where torch would run converters in Python, with sympy.
         """
         made: dict[str, torch.Tensor] = {}
-        record = self.expert_format.record(layer)
+        own = self.formats[number]
+        record, make = own.record(layer), functools.partial(self.make, number)
+        if isinstance(own, EncodesNumbers):  # the numbers are what can be wrong
+            record, make = PLAIN_FORMAT.record(layer), self._numbers
         for recipe in recipes:
             weights = []
             for stored, part in (feed.of(0) for feed in recipe.feeds):
                 shape = stored.shape if part is None else (1, *stored.shape[1:])
                 weights.append(torch.zeros((), dtype=torch_dtype(stored)).expand(shape))
-            made |= self.make(recipe, weights)
+            made |= make(recipe, weights)
         for tensor in record.tensors:
             if tensor.name not in made:
                 raise CorruptCheckpoint(f"the checkpoint lacks {layer.name}.{tensor.name}")
