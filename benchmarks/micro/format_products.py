@@ -1,6 +1,6 @@
 """How fast an expert's products are as it is stored, over those of the same expert in bf16, by the number of its rows.
 
-    python -m benchmarks.format_products [--shape 2880x2880] [--format mxfp4] [--threads 1] [--rows 1] [--rounds 5]
+    python -m benchmarks.format_products [--format mxfp4] [--shape 2880x2880] [--threads 1] [--rows 1] [--rounds 5]
 
 gpt-oss's experts in MXFP4, SwiGLU experts in the other formats. --instructions leaves slower instruction sets out.
 
@@ -37,6 +37,7 @@ from greenroom.moe.formats.grouped_format import GroupedFormat
 from greenroom.moe.formats.int8 import INT8
 from greenroom.moe.formats.k_quants import Q4_K, Q6_K
 from greenroom.moe.formats.k_quants import SUPER as K_QUANT
+from greenroom.moe.formats.lossless import LOSSLESS
 from greenroom.moe.formats.mxfp4 import MXFP4
 from greenroom.moe.kernels.native.rows import ClampedGate, GroupedExpert, NativeRows, native_rows
 
@@ -60,10 +61,17 @@ class Arm:
 
 
 def gpt_oss_layer(hidden: int, inner: int) -> MoeLayer:
-    shapes = {
-        "gate_up_proj": (hidden, 2 * inner), "gate_up_proj_bias": (2 * inner,),
-        "down_proj": (inner, hidden), "down_proj_bias": (hidden,),
-    }  # fmt: skip
+    return _layer(
+        gate_up_proj=(hidden, 2 * inner), gate_up_proj_bias=(2 * inner,), down_proj=(inner, hidden),
+        down_proj_bias=(hidden,),
+    )  # fmt: skip
+
+
+def swiglu_layer(hidden: int, inner: int) -> MoeLayer:
+    return _layer(gate_up_proj=(2 * inner, hidden), down_proj=(hidden, inner))
+
+
+def _layer(**shapes: tuple[int, ...]) -> MoeLayer:
     tensors = tuple(ExpertTensor(name, shape, torch.bfloat16) for name, shape in shapes.items())
     return MoeLayer("experts", 1, 1, tensors, stacked=True)
 
@@ -93,12 +101,6 @@ def clamped_arms(
         expert_format.name: Arm(partial(products, GATE), stored, layout.weight_bytes),
         PLAIN: Arm(partial(native.clamped_experts, GATE), expanded, sum(tensor.nbytes for tensor in expanded[0])),
     }
-
-
-def swiglu_layer(hidden: int, inner: int) -> MoeLayer:
-    shapes = {"gate_up_proj": (2 * inner, hidden), "down_proj": (hidden, inner)}
-    tensors = tuple(ExpertTensor(name, shape, torch.bfloat16) for name, shape in shapes.items())
-    return MoeLayer("experts", 1, 1, tensors, stacked=True)
 
 
 Stored = Callable[[torch.Tensor, int, torch.Generator], tuple[torch.Tensor, ...]]
@@ -162,13 +164,54 @@ def grouped_arms(
     }
 
 
+def lossless_arms(native: NativeRows, hidden: int, inner: int, memory: int) -> dict[str, Arm]:
+    """SwiGLU experts of normal noise: its exponents are about as many as a trained expert's, with as few rare ones."""
+    layer = swiglu_layer(hidden, inner)
+    layout = LOSSLESS.record(layer)
+    generator = torch.Generator().manual_seed(0)
+    stored: list[ExpertWeights] = []
+    numbers: list[ExpertWeights] = []
+    for _ in range(max(2, -(-memory // layout.nbytes))):
+        own = tuple(
+            torch.empty(tensor.shape, dtype=tensor.dtype).normal_(0.0, 0.02, generator=generator)
+            for tensor in layer.tensors
+        )
+        record = layout.views(torch.zeros(layout.nbytes, dtype=torch.uint8))
+        parts = [
+            part
+            for tensor, one in zip(layer.tensors, own, strict=True)
+            for part in LOSSLESS.encode(tensor, one).values()
+        ]
+        for view, part in zip(record, parts, strict=True):
+            view.copy_(part)
+        stored.append(record)
+        numbers.append(own)
+    return {
+        LOSSLESS.name: Arm(native.lossless_experts, stored, layout.weight_bytes),
+        PLAIN: Arm(native.experts, numbers, sum(tensor.nbytes for tensor in numbers[0])),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """``shape``: where none is asked for. Both widths are to be multiples of ``multiple``."""
+
+    arms: Callable[..., dict[str, Arm]]
+    shape: str
+    multiple: int
+
+
+GPT_OSS, RANDOM = "2880x2880", "1024x3584"
+"""Shapes of an expert: gpt-oss's, and that of the benchmarks' model `random`."""
+
 FORMATS: Final = {
-    MXFP4.name: partial(clamped_arms, expert_format=MXFP4),
-    FP8_BLOCKS.name: partial(grouped_arms, expert_format=FP8_BLOCKS, stored_as=_fp8),
-    FP8_ROWS.name: partial(grouped_arms, expert_format=FP8_ROWS, stored_as=_fp8),
-    INT8.name: partial(grouped_arms, expert_format=INT8, stored_as=_int8),
-    Q4_K.name: partial(grouped_arms, expert_format=Q4_K, stored_as=_q4_k),
-    Q6_K.name: partial(grouped_arms, expert_format=Q6_K, stored_as=_q6_k),
+    MXFP4.name: Kind(partial(clamped_arms, expert_format=MXFP4), GPT_OSS, 32),
+    LOSSLESS.name: Kind(lossless_arms, RANDOM, 2),
+    FP8_BLOCKS.name: Kind(partial(grouped_arms, expert_format=FP8_BLOCKS, stored_as=_fp8), RANDOM, 32),
+    FP8_ROWS.name: Kind(partial(grouped_arms, expert_format=FP8_ROWS, stored_as=_fp8), RANDOM, 32),
+    INT8.name: Kind(partial(grouped_arms, expert_format=INT8, stored_as=_int8), RANDOM, 32),
+    Q4_K.name: Kind(partial(grouped_arms, expert_format=Q4_K, stored_as=_q4_k), RANDOM, K_QUANT),
+    Q6_K.name: Kind(partial(grouped_arms, expert_format=Q6_K, stored_as=_q6_k), RANDOM, K_QUANT),
 }
 
 
@@ -235,24 +278,28 @@ def table(found: list[dict[str, Any]]) -> str:
 
 
 @click.command(help=__doc__)
-@click.option("--shape", default="2880x2880", show_default=True, help="HIDDENxINNER of an expert.")
+@click.option("--shape", help="HIDDENxINNER of an expert.  [default: gpt-oss's, or that of the model `random`]")
 @click.option("--format", "name", type=click.Choice(list(FORMATS)), default=MXFP4.name, show_default=True)
 @click.option("--instructions", "sets", multiple=True, help="An instruction set; may be given several times.  [all]")
 @click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--rows", "counts", type=click.IntRange(min=1), multiple=True, default=ROWS, show_default=True)
 @click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True)
-def main(shape: str, name: str, sets: tuple[str, ...], threads: int, counts: tuple[int, ...], rounds: int) -> None:
+def main(
+    shape: str | None, name: str, sets: tuple[str, ...], threads: int, counts: tuple[int, ...], rounds: int
+) -> None:
+    kind = FORMATS[name]
+    shape = shape or kind.shape
     try:
         hidden, inner = shape_of(shape)
-        if hidden % 32 or inner % 32:
-            raise InvalidConfig("shape", shape, "of multiples of 32")
+        if hidden % kind.multiple or inner % kind.multiple:
+            raise InvalidConfig("shape", shape, f"of multiples of {kind.multiple}")
         native = native_rows()
         if unknown := [one for one in sets if one not in native.instruction_sets]:
             raise InvalidConfig("instructions", unknown[0], f"here: {', '.join(native.instruction_sets)}")
     except InvalidConfig as error:
         raise click.UsageError(str(error)) from error
     torch.set_num_threads(threads)
-    arms = FORMATS[name](native, hidden=hidden, inner=inner, memory=MEMORY)
+    arms = kind.arms(native, hidden=hidden, inner=inner, memory=MEMORY)
     found = measured(native, arms, hidden, counts, rounds, sets=sets)
     click.echo(table(found))
     described = {"shape": shape, "format": name, "threads": threads, "rows": found}

@@ -161,7 +161,7 @@ def _linear(
 
 def _experts(
     call: Call, weights: int, starts: int, count: int, hidden: int, inner: int, x: int, tokens: int, scales: int,
-    out: int, add: bool, *rest: Any, mxfp4: bool = False,
+    out: int, add: bool, *rest: Any, mxfp4: bool = False, lossless: bool = False,
 ) -> list[Any]:  # fmt: skip
     sizes = [2 * inner * hidden, hidden * inner]
     if len(rest) > 1:  # with alpha and limit: gpt-oss's, with biases
@@ -170,24 +170,27 @@ def _experts(
         sizes = [
             part for size, bias in zip(sizes[::2], sizes[1::2], strict=True) for part in (size // 4, size // 64, bias)
         ]
-    return _routed(call, sizes, weights, starts, count, hidden, inner, x, tokens, scales, out, add, *rest)
+    unit = 2
+    if lossless:
+        sizes, unit = _lossless_bytes(hidden, inner), 1
+    return _routed(call, sizes, weights, starts, count, hidden, inner, x, tokens, scales, out, add, *rest, unit=unit)
 
 
 def _grouped_experts(
     call: Call, formats: int, weights: int, starts: int, count: int, hidden: int, inner: int, *rest: Any
 ) -> list[Any]:
     return [
-        call.of(formats, 4, size=8),
+        call.of(formats, 6, size=8),
         *_routed(call, _grouped_sizes(call, formats, hidden, inner), weights, starts, count, hidden, inner, *rest),
     ]
 
 
 def _grouped_sizes(call: Call, formats: int, hidden: int, inner: int) -> list[int]:
     """Of an expert's tensors, in pairs of bytes."""
-    up, up_group, down, down_group = words_at(formats, 4).tolist()
+    up, up_group, up_ordered, down, down_group, down_ordered = words_at(formats, 6).tolist()
     sizes = []
-    for number, group, outputs, inputs, joined in (
-        (up, up_group, 2 * inner, hidden, True), (down, down_group, hidden, inner, False)
+    for number, group, ordered, outputs, inputs, joined in (
+        (up, up_group, up_ordered, 2 * inner, hidden, True), (down, down_group, down_ordered, hidden, inner, False)
     ):  # fmt: skip
         name = call.library.ask(f"text greenroom_grouped_format {number}")
         of = next(
@@ -195,16 +198,17 @@ def _grouped_sizes(call: Call, formats: int, hidden: int, inner: int) -> list[in
         )
         parts = of.parts(panels_of(outputs, joined=joined), units_of(inputs), -(-inputs // group) if group else 1)
         sizes += [int(np.prod(shape)) * DTYPES[dtype].itemsize // 2 for _, shape, dtype in parts]
+        sizes += [2 * inputs] if ordered else []
     return sizes
 
 
 def _routed(
     call: Call, sizes: list[int], weights: int, starts: int, count: int, hidden: int, inner: int, x: int, tokens: int,
-    scales: int, out: int, add: bool, *rest: Any,
+    scales: int, out: int, add: bool, *rest: Any, unit: int = 2,
 ) -> list[Any]:  # fmt: skip
-    """``sizes``: of an expert's tensors, in pairs of bytes."""
+    """``sizes``: of an expert's tensors, in units of so many bytes."""
     addresses = words_at(weights, len(sizes) * count)
-    there = np.array([call.of(at, size) for at, size in zip(addresses.tolist(), sizes * count, strict=True)])
+    there = np.array([call.of(at, size, size=unit) for at, size in zip(addresses.tolist(), sizes * count, strict=True)])
     bounds = words_at(starts, count + 1)
     total = int(bounds[-1])
     named = int(words_at(tokens, total).max()) + 1
@@ -215,12 +219,38 @@ def _routed(
     ]
 
 
+def _lossless_bytes(hidden: int, inner: int) -> list[int]:
+    from greenroom.moe.formats.lossless import lines  # which asks for the library: late, since that is replaced
+
+    shapes = (2 * inner, hidden), (hidden, inner)
+    return [part for shape in shapes for part in (shape[0] * shape[1] // 2 * 3, 64 * lines(*shape))]
+
+
+def _lossless_encode(
+    call: Call, numbers: int, outputs: int, inputs: int, room: int, codes: int, exponents: int
+) -> list[Any]:
+    from greenroom.moe.formats.lossless import lines
+
+    there = call.of(codes, outputs, inputs // 2 * 3, size=1), call.of(exponents, 64, lines(outputs, inputs), size=1)
+    return [call.of(numbers, outputs, inputs), outputs, inputs, room, *there]
+
+
+def _lossless_numbers(
+    call: Call, codes: int, exponents: int, outputs: int, inputs: int, into: int, threads: int
+) -> list[Any]:
+    from greenroom.moe.formats.lossless import lines
+
+    there = call.of(codes, outputs, inputs // 2 * 3, size=1), call.of(exponents, 64, lines(outputs, inputs), size=1)
+    return [*there, outputs, inputs, call.of(into, outputs, inputs), threads]
+
+
 def _all_experts(
     call: Call, weights: int, count: int, picks: int, scales: int, rows: int, k: int, hidden: int, inner: int,
-    x: int, stream: int, threads: int,
+    x: int, stream: int, threads: int, *, lossless: bool = False,
 ) -> list[Any]:  # fmt: skip
-    sizes = [2 * inner * hidden, hidden * inner] * count
-    there = [call.of(at, size) for at, size in zip(words_at(weights, 2 * count).tolist(), sizes, strict=True)]
+    sizes = _lossless_bytes(hidden, inner) if lossless else [4 * inner * hidden, 2 * hidden * inner]
+    addresses = words_at(weights, len(sizes) * count).tolist()
+    there = [call.of(at, size, size=1) for at, size in zip(addresses, sizes * count, strict=True)]
     return [
         *(call.copied(np.array(there)), count, call.of(picks, rows, k, size=8), call.of(scales, rows, k, size=4)),
         *(rows, k, hidden, inner, call.of(x, rows, hidden), call.of(stream, rows, hidden), threads),
@@ -327,7 +357,11 @@ _ARGUMENTS: Final[dict[str, Callable[..., list[Any]]]] = {
     "greenroom_clamped_experts": _experts,
     "greenroom_mxfp4_experts": partial(_experts, mxfp4=True),
     "greenroom_grouped_experts": _grouped_experts,
+    "greenroom_lossless_experts": partial(_experts, lossless=True),
+    "greenroom_lossless_encode": _lossless_encode,
+    "greenroom_lossless_numbers": _lossless_numbers,
     "greenroom_all_experts": _all_experts,
+    "greenroom_all_lossless_experts": partial(_all_experts, lossless=True),
     "greenroom_add_rows": _add_rows,
     "greenroom_route": _route,
     "greenroom_route_confined": _route,

@@ -21,6 +21,7 @@ from greenroom.moe.loading.kept_format import kept_format
 from greenroom.moe.loading.load_model import load
 from greenroom.worker.model import model_runtime
 from greenroom.worker.model.memory_needs import dense_bytes
+from tests.compiled import native as native
 from tests.mxfp4_checkpoints import save_mxfp4
 from tests.pipeline.commands import commands, complaint_of, output_of, result_of
 from tests.random_checkpoints import save_random
@@ -86,6 +87,22 @@ def test_quantised_experts_are_said_and_packed_as_they_are_kept(run: Run, tmp_pa
     assert sizes["stored"] < sizes["expanded"]
     assert "allowed: auto, stored, expanded" in run("pack", folder, "--experts-as", "int4", status=1)[1]
     assert "allowed: auto, native, torch" in run("pack", folder, "--products", "int4", status=1)[1]
+
+
+@pytest.mark.usefixtures("native")
+def test_lossless_experts_are_said_and_packed_so(run: Run, tmp_path: Path) -> None:
+    folder = str(save_random("mixtral", tmp_path / "m", dtype=torch.bfloat16, hidden_size=256, intermediate_size=512))
+    assert ", as lossless (--experts-as)" in run("info", folder, "--experts-as", "lossless")[0]
+    facts = json.loads(run("info", folder, "--experts-as", "lossless", "--json")[0])
+    packed = Path(run("pack", folder, "--experts-as", "lossless", "--verify")[0].strip())
+    with contextlib.closing(PackFile.open(packed)) as pack:
+        assert (*pack.manifest.formats, facts["expert_format"]) == ("lossless", "lossless")
+        assert facts["expert_bytes"] == pack.manifest.layers[0].layout.nbytes
+    assert facts["expert_bytes"] <= 0.77 * 3 * 256 * 512 * 2
+    quantised = str(save_mxfp4(tmp_path / "q"))
+    for command in ("info", "pack"):
+        said = run(command, quantised, "--experts-as", "lossless", status=1)[1]
+        assert "experts_as: 'lossless' is not allowed; these experts are quantised (mxfp4): use stored" in said
 
 
 def test_a_pack_is_made_as_serve_will_take_it(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,10 @@ _NOT_WRITABLE: Final = (errno.EROFS, errno.EACCES, errno.EPERM)
 _PACKING = threading.Lock()  # two packings at once would only compete for the disk
 
 
+class PackChanged(Exception):
+    """What a source has read while it wrote shows that its pack has another manifest. It is to be written anew."""
+
+
 class PackSource(Protocol):
     """What a pack is made of."""
 
@@ -74,7 +78,9 @@ class PackSource(Protocol):
         """All that decides the pack, but for the files' contents."""
         ...
 
-    def manifest(self, digest: str) -> PackManifest: ...
+    def manifest(self, digest: str, like: PackManifest | None = None) -> PackManifest:
+        """``like``: of a pack that was found. Where the source's own may be the one or the other, it is as that is."""
+        ...
 
     def digest(self, total: Digest, on_bytes: OnBytes) -> None:
         """Read everything in the order in which ``write`` does. ``on_bytes`` is told how many bytes were read."""
@@ -82,7 +88,7 @@ class PackSource(Protocol):
 
     def write(self, writer: PackWriter, total: Digest, on_bytes: OnBytes) -> None:
         """Read everything once, put it into ``total`` and every record into ``writer``. ``on_bytes`` is told each
-        record's size.
+        record's size. Raises PackChanged.
         """
         ...
 
@@ -135,9 +141,16 @@ def _whole(source: PackSource, cache: Path, digest: str) -> Path | None:
     if not path.exists() or is_marked_damaged(path):
         return None
     with contextlib.suppress(PackDamaged):
-        PackFile.open(path, source.manifest(digest)).close()
+        _check(source, path, digest)
         return path
     return None
+
+
+def _check(source: PackSource, path: Path, digest: str) -> None:
+    """Raises PackError if the file is not the source's pack with this digest."""
+    with contextlib.closing(PackFile.open(path)) as found:
+        expected = source.manifest(digest, like=found.manifest)
+    PackFile.open(path, expected).close()
 
 
 def _made(source: PackSource, cache: Path, force: bool, progress: bool | None, lock_wait_s: float) -> Path:
@@ -169,7 +182,7 @@ def _made(source: PackSource, cache: Path, force: bool, progress: bool | None, l
             digest = _write(source, cache, progress)
             _remember(source, cache, identity, digest)
         path = _path(cache, source, digest)
-        PackFile.open(path, source.manifest(digest)).close()
+        _check(source, path, digest)
         return path
 
 
@@ -189,13 +202,20 @@ def _has_similar(cache: Path, source: PackSource) -> bool:
         with contextlib.suppress(PackError, OSError):
             pack = PackFile.open(path)
             pack.close()
-            if pack.manifest.layers == source.manifest("").layers:
+            if pack.manifest.layers == source.manifest("", like=pack.manifest).layers:
                 return True
     return False
 
 
 def _write(source: PackSource, cache: Path, progress: bool | None) -> str:
-    """Make the pack in one pass over the weights. Returns their digest."""
+    """Make the pack in one pass over the weights, or in two where the first one shows that it is another. Returns their
+    digest."""
+    while True:
+        with contextlib.suppress(PackChanged):
+            return _write_once(source, cache, progress)
+
+
+def _write_once(source: PackSource, cache: Path, progress: bool | None) -> str:
     manifest = source.manifest("0" * _DIGEST_LENGTH)
     folder = cache / "packs"
     folder.mkdir(parents=True, exist_ok=True)

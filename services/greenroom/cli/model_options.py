@@ -35,8 +35,9 @@ experts_as_option = click.option(
     "--experts-as",
     default="auto",
     show_default=True,
-    help="Quantised experts in packs and memory: stored (as the checkpoint has them), expanded (to --dtype), or auto "
-    "(as stored where the compiled products take them so).",
+    help="Experts in packs and memory. Quantised ones: stored (as the checkpoint has them), expanded (to --dtype), or "
+    "auto (as stored where the compiled products take them so). In bfloat16: lossless (three quarters of the bytes, the "
+    "same numbers), else as they are.",
 )
 
 device_option = click.option(

@@ -13,6 +13,7 @@ from greenroom import LLM, SamplingParams
 from greenroom.demo import bundled_model_path
 from greenroom.demo.tasks import TASKS, samples
 from greenroom.worker.generation_engine import ArtifactVersion
+from tests.compiled import native as native
 from tests.contract.prepared_policies import EVERY_POLICY, LITERAL, mlp_file
 
 PROMPTS = [one.prompt for task in TASKS for one in samples(task, 3, seed=77)]
@@ -59,10 +60,21 @@ def test_greedy_tokens_equal_generate(expected: list[list[int]], cache: Path, bu
         assert budget == "100%" or llm.worker.experts.counters.evictions > 0
 
 
-def _llm(budget: str, policy: str, cache: Path) -> LLM:
-    files: dict[str, Any] = {}
+@pytest.mark.usefixtures("native")
+@pytest.mark.parametrize("kept", ["expanded", "lossless"])
+def test_texts_do_not_depend_on_how_experts_are_kept(expected: list[list[int]], cache: Path, kept: str) -> None:
+    """At a third of the bytes that they take so."""
+    with _llm("33%", "next-use", cache, experts_as=kept) as llm:
+        assert llm.worker.pack.manifest.formats == ("plain" if kept == "expanded" else "lossless",)
+        conversations = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
+        answers = llm.chat(conversations, SamplingParams(temperature=0, max_tokens=48))
+        assert [list(answer.token_ids) for answer in answers] == expected
+        assert llm.worker.experts.counters.evictions > 0
+
+
+def _llm(budget: str, policy: str, cache: Path, **files: Any) -> LLM:
     if policy == LITERAL:
-        files = {"expert_mlp": cache / "expert_mlp.safetensors"}
+        files |= {"expert_mlp": cache / "expert_mlp.safetensors"}
         mlp_file(SHAPE, TOP_K).write(files["expert_mlp"])
     if budget != "smallest":
         return LLM(expert_memory=budget, policy=policy, cache_dir=cache, warm_start=False, threads=1, **files)

@@ -32,6 +32,8 @@ from tests.random_checkpoints import edit_json, save_random
 from tests.unit.kernels.mxfp4_weights import coded_expert, layer_of
 
 Tensors = dict[str, torch.Tensor]
+FORMATS: dict[str, ExpertFormat] = {one.name: one for one in (PLAIN_FORMAT, MXFP4)}
+"""That its experts can be kept in."""
 BLOCKS, SCALES = (f"model.layers.1.mlp.experts.down_proj_{part}" for part in ("blocks", "scales"))
 
 KEPT: dict[str, ExpertFormat] = {one.name: one for one in (PLAIN_FORMAT, MXFP4)}
@@ -239,9 +241,8 @@ def test_what_experts_are_kept_as(tmp_path: Path) -> None:
 
 def test_an_unknown_format_lists_the_known_ones() -> None:
     assert format_named("mxfp4") is MXFP4
-    with pytest.raises(
-        UnknownName, match=re.escape("format: 'q9' is not allowed; known: fp8-blocks, fp8-rows, int8, mxfp4, plain")
-    ):
+    known = "fp8-blocks, fp8-rows, int8, lossless, mxfp4, plain"
+    with pytest.raises(UnknownName, match=re.escape(f"format: 'q9' is not allowed; known: {known}")):
         format_named("q9")
 
 

@@ -69,7 +69,7 @@ class CoePackSource:
         ]
         return json.dumps([CONVERSION_VERSION, library, layouts, experts], sort_keys=True)
 
-    def manifest(self, digest: str) -> PackManifest:
+    def manifest(self, digest: str, like: PackManifest | None = None) -> PackManifest:
         names = self._collaboration.graph.names
         layers = tuple(
             PackLayer(name, experts=1, top_k=0, layout=architecture.layout)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
-from greenroom.core.errors import CorruptCheckpoint
+from greenroom.core.errors import CorruptCheckpoint, GreenroomError
 from greenroom.experts.pack.layout import PLAIN, ExpertWeights, RecordLayout
 from greenroom.moe.architecture.moe_layers import ExpertTensor, MoeLayer
 
@@ -19,6 +19,10 @@ class BadCodes(CorruptCheckpoint):
     def __init__(self, part: int, why: str) -> None:
         super().__init__(why)
         self.part = part
+
+
+class DoesNotFit(GreenroomError):
+    """An expert's numbers can not be encoded within its record. The message says why."""
 
 
 class ExpertFormat(Protocol):
@@ -62,6 +66,18 @@ class ExpertFormat(Protocol):
 
     def expanding_bytes(self, layer: MoeLayer) -> int:
         """What ``expand`` takes meanwhile, beside ``into``."""
+        ...
+
+
+@runtime_checkable
+class EncodesNumbers(ExpertFormat, Protocol):
+    """A format whose codes are made of numbers, whatever a checkpoint stores."""
+
+    def encode(self, tensor: ExpertTensor, numbers: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The record's tensors by name, of one expert's numbers of the tensor's shape and dtype, in RAM.
+
+        Raises DoesNotFit if the record has no room for them. The layer of such an expert stays plain.
+        """
         ...
 
 

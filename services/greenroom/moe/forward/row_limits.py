@@ -29,12 +29,12 @@ from torch import nn
 from greenroom.core.files import write_whole
 from greenroom.core.machine import processor_name
 from greenroom.experts.all_resident import ResidentExperts
-from greenroom.experts.pack.layout import ExpertWeights, PackManifest
+from greenroom.experts.pack.layout import ExpertWeights, PackLayer, PackManifest, RecordLayout
 from greenroom.experts.pack.pack_file import PackFile
 from greenroom.experts.source import Arriving
 from greenroom.moe.attention.kv_cache import KVStore
 from greenroom.moe.attention.ragged_attention import Chunk
-from greenroom.moe.formats.expert_format import Expander
+from greenroom.moe.formats.expert_format import EncodesNumbers, Expander
 from greenroom.moe.forward.ragged_model import RaggedModel
 from greenroom.moe.kernels.expert_hooks import hook_of
 from greenroom.moe.kernels.expert_products import Grouped, NativeSum, PickedExpert, TorchSum
@@ -57,6 +57,9 @@ _ROUNDS = 3
 _PREFERRED = 1.1
 """How many times as fast torch has to be. The compiled products have a benefit, which is worth a tenth of the speed: a
 text does not change with its company."""
+
+_SPREAD = 0.02
+"""Of random weights: about what trained ones have."""
 
 _CONTEXT = 32
 """Tokens of each decoding sequence."""
@@ -173,15 +176,9 @@ def measure(
     """Measure now, with random experts. The model must have no source, and has none afterwards."""
     native = ragged.native
     assert native is not None
+    invented = _Invented(loaded)
     largest = max(manifest.layers, key=lambda layer: layer.layout.nbytes)
-    layout, module = largest.layout, loaded.model.get_submodule(largest.name)
-    weights = layout.views(torch.zeros(layout.nbytes, dtype=torch.uint8))
-    generator = torch.Generator().manual_seed(0)
-    for tensor in weights:
-        if tensor.is_floating_point():
-            tensor.normal_(0.0, 0.02, generator=generator)
-        else:
-            tensor.random_(96, 128, generator=generator)  # as codes anything, as scales nothing large
+    weights, module = invented.expert(largest), loaded.model.get_submodule(largest.name)
     expand, numbers, expanding_s = hook_of(module).expand, weights, 0.0
     with torch.inference_mode():
         if expand is not None:
@@ -195,7 +192,7 @@ def measure(
     product = limit_of(products, PRODUCT_ROWS[-1])
     if ragged.lean is None:
         return Measured(of, RowLimits(product, 0, 0), tuple(products))
-    source = _SameExpert([[weights] * layer.experts for layer in manifest.layers])
+    source = _SameExpert([[invented.expert(layer)] * layer.experts for layer in manifest.layers])
     attach(loaded, source)
     try:
         decoding = time_both(_steps(ragged, product, _decoding), DECODE_ROWS, clock=clock)
@@ -205,6 +202,41 @@ def measure(
     decode = limit_of(decoding, DECODE_ROWS[-1], product)
     limits = RowLimits(product, decode, limit_of(prompts, PROMPT_ROWS[-1], product))
     return Measured(of, limits, tuple(products), tuple(decoding), tuple(prompts))
+
+
+class _Invented:
+    """Experts with random weights, one for all layers whose records are alike."""
+
+    def __init__(self, loaded: LoadedMoE) -> None:
+        self._layers = {layer.name: layer for layer in loaded.layers}
+        self._formats = dict(zip(self._layers, loaded.formats, strict=True))
+        self._made: dict[tuple[str, RecordLayout], ExpertWeights] = {}
+
+    def expert(self, layer: PackLayer) -> ExpertWeights:
+        key = layer.format, layer.layout
+        if key not in self._made:
+            self._made[key] = self._expert(layer)
+        return self._made[key]
+
+    def _expert(self, layer: PackLayer) -> ExpertWeights:
+        generator = torch.Generator().manual_seed(0)
+        weights = layer.layout.views(torch.zeros(layer.layout.nbytes, dtype=torch.uint8))
+        own = self._formats[layer.name]
+        if isinstance(own, EncodesNumbers):  # not any bytes are codes
+            left = iter(weights)
+            for tensor in self._layers[layer.name].tensors:
+                numbers = torch.empty(tensor.shape, dtype=tensor.dtype).normal_(0.0, _SPREAD, generator=generator)
+                for part in own.encode(tensor, numbers).values():
+                    next(left).copy_(part)
+            return weights
+        for tensor in weights:
+            if tensor.is_floating_point():
+                tensor.normal_(0.0, _SPREAD, generator=generator)
+            elif tensor.dtype is torch.int32:  # an order of inputs
+                torch.arange(tensor.numel(), out=tensor.view(-1))
+            else:
+                tensor.random_(96, 128, generator=generator)  # as codes anything, as scales nothing large
+        return weights
 
 
 class _SameExpert(ResidentExperts):

@@ -19,6 +19,7 @@ from greenroom.core.errors import InvalidConfig
 from greenroom.experts.pack.layout import PLAIN, ExpertWeights
 from greenroom.moe.formats.expert_format import PLAIN_FORMAT, ExpertFormat
 from greenroom.moe.formats.grouped_format import GroupedFormat
+from greenroom.moe.formats.lossless import LOSSLESS
 from greenroom.moe.formats.mxfp4 import MXFP4
 from greenroom.moe.kernels.device_copies import to_device
 from greenroom.moe.kernels.native.library import NativeUnavailable
@@ -213,6 +214,10 @@ def _plain_swiglu(native: NativeRows, experts: Any) -> Products:
     return native.experts
 
 
+def _lossless_swiglu(native: NativeRows, experts: Any) -> Products:
+    return native.lossless_experts
+
+
 def _plain_clamped(native: NativeRows, experts: Any) -> Products:
     return partial(native.clamped_experts, _gate_of(experts))
 
@@ -233,6 +238,7 @@ def _grouped_swiglu(of: GroupedFormat, native: NativeRows, experts: Any) -> Prod
 
 _COMPILED: Final[dict[tuple[str, str], Callable[[NativeRows, Any], Products]]] = {
     (SWIGLU, PLAIN): _plain_swiglu,
+    (SWIGLU, LOSSLESS.name): _lossless_swiglu,
     (CLAMPED, PLAIN): _plain_clamped,
     (CLAMPED, MXFP4.name): _mxfp4_clamped,
 }
@@ -267,6 +273,8 @@ def all_products_of(native: NativeRows, products: Products | None) -> AllProduct
     """Those that belong to a layer's ``products``, None being the default of ``NativeSum``. None: there are none."""
     if products is None or products == native.experts:
         return native.all_experts
+    if products == native.lossless_experts:
+        return native.all_lossless_experts
     if isinstance(products, partial) and products.func == native.grouped_experts:
         return partial(native.all_grouped_experts, *products.args)
     return None

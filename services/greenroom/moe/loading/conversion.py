@@ -12,7 +12,7 @@ import copy
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +33,7 @@ from greenroom.checkpoints.shard_reader import place_of, stored_shape, torch_dty
 from greenroom.core.errors import CorruptCheckpoint, UnsupportedModel
 from greenroom.moe.architecture.families import unsupported
 from greenroom.moe.architecture.moe_layers import ExpertTensor, MoeLayer, blueprint, describe_layers
-from greenroom.moe.formats.expert_format import PLAIN_FORMAT, BadCodes, ExpertFormat
+from greenroom.moe.formats.expert_format import PLAIN_FORMAT, BadCodes, EncodesNumbers, ExpertFormat
 from greenroom.moe.formats.gguf_storage import GgufMxfp4, storage_of
 from greenroom.moe.formats.registry import shipped
 from greenroom.moe.formats.stored_matrix import MatrixStorage
@@ -146,41 +146,70 @@ class ExpertPlan:
     CorruptCheckpoint if tensors are missing or do not have the shapes that the configuration says.
     """
 
-    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, expert_format: ExpertFormat = PLAIN_FORMAT) -> None:
-        """``expert_format``: of the records. It is plain, or the one that the checkpoint ships its experts in."""
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        dtype: torch.dtype,
+        expert_format: ExpertFormat | Sequence[ExpertFormat] = PLAIN_FORMAT,
+    ) -> None:
+        """``expert_format``: of the records, or of each layer's. Plain, the one that the checkpoint ships its experts
+        in, or one that encodes numbers.
+        """
         self.checkpoint = checkpoint
         self.dtype = dtype
-        self.expert_format = expert_format
         shipping = shipped(checkpoint.config, checkpoint.tensors)
         self._shipped, self.storage, self._leaves_out = shipping.format, shipping.storage, shipping.leaves_out
         self._model = blueprint(checkpoint.config, dtype)
         self.layers = describe_layers(self._model, checkpoint.config, dtype)
+        if isinstance(expert_format, Sequence):
+            self.formats = list(expert_format)
+            """Of each layer's records."""
+        else:
+            self.formats = [expert_format.of(layer.name) for layer in self.layers]
+        self._asked = tuple(dict.fromkeys(self.formats))
+        self._numbers_of = {layer.name: number for number, layer in enumerate(self.layers)}
         self.dense: dict[str, StoredTensor] = {}
         self.dense_in_parts: dict[str, dict[str, StoredTensor]] = {}
         self.unused_biases: list[StoredTensor] = []
         self.recipes = self._recipes()
         checked = set()
         for layer, recipes in zip(self.layers, self.recipes, strict=True):
-            if (build := _build(layer, recipes)) not in checked:  # in most models all experts have one build
+            # In most models all experts have one build.
+            if (build := (self.format_of(layer.name).name, *_build(layer, recipes))) not in checked:
                 self._check(layer, recipes)
             checked.add(build)
 
     def make(self, recipe: Recipe, weights: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """One expert's tensors of its record, by name. Weights are cast first, as transformers does. Codes stay codes
-        unless the record is plain.
+        """The tensors of one expert's record, by name. Codes stay codes unless the record is plain.
+
+        Raises DoesNotFit if its format encodes numbers and has no room for these.
         """
         if recipe.storage is not None:
             return self._make_of_parts(recipe, recipe.storage, recipe.matrices(weights))
-        own = self.expert_format.of(recipe.layer)
+        own = self.format_of(recipe.layer)
         if recipe.coded is not None and own is not PLAIN_FORMAT:
             return own.make(recipe.coded, self._parts(recipe, weights))
+        numbers = self._numbers(recipe, weights)
+        if not isinstance(own, EncodesNumbers):
+            return numbers
+        tensors = {tensor.name: tensor for tensor in self.layers[self._numbers_of[recipe.layer]].tensors}
+        return {
+            name: part for target, made in numbers.items() for name, part in own.encode(tensors[target], made).items()
+        }
+
+    def format_of(self, layer: str) -> ExpertFormat:
+        """Of the records of the layer with this name."""
+        return self.formats[self._numbers_of[layer]]
+
+    def _numbers(self, recipe: Recipe, weights: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """One expert's tensors by name, as numbers. Weights are cast first, as transformers does."""
         cast = [weight.to(recipe.dtype) if weight.is_floating_point() else weight for weight in weights]
         return recipe.make(cast, self._model)
 
     def _make_of_parts(
         self, recipe: Recipe, storage: MatrixStorage, matrices: list[list[torch.Tensor]]
     ) -> dict[str, torch.Tensor]:
-        own = self.expert_format.of(recipe.layer)
+        own = self.format_of(recipe.layer)
         if own is PLAIN_FORMAT:
             return recipe.make([storage.numbers(parts, recipe.dtype) for parts in matrices], self._model)
         assert recipe.coded is not None
@@ -213,8 +242,12 @@ class ExpertPlan:
         shapes = self._shipped.stored_shapes(recipe.coded)
         return [own[feed.pattern].view(shape) for feed, shape in zip(recipe.parts, shapes, strict=True)]
 
+    def keep_plain(self, number: int) -> None:
+        """From now on the records of layer ``number`` hold numbers, although another format was asked for."""
+        self.formats[number] = PLAIN_FORMAT
+
     def joins(self, recipe: Recipe) -> bool:
-        """Whether the recipe does no more than put the weights as stored one after the other, to the bit.
+        """Whether numbers are no more than the weights as stored, one after the other, to the bit.
 
         Then packing need not make them. Tried with the bytes of one expert, drawn at random.
         """
@@ -229,7 +262,7 @@ class ExpertPlan:
         for tensor, part in stored:
             _, nbytes = place_of(tensor, part)
             weights.append(typed(torch.from_numpy(random.integers(0, 256, nbytes, dtype=np.uint8)), tensor, part))
-        made = self.make(recipe, weights)
+        made = self._numbers(recipe, weights)
         if made.keys() != {recipe.target} or made[recipe.target].dtype != recipe.dtype:
             return False
         joined = torch.cat([_bytes_of(weight) for weight in weights])
@@ -242,12 +275,11 @@ class ExpertPlan:
 
     def description(self) -> str:
         """Everything besides the weights that determines the converted experts."""
-        own = self.expert_format
-        lines = [] if own is PLAIN_FORMAT else [f"{own.name} {own.version}"]
+        lines = [f"{own.name} {own.version}" for own in self._asked if own is not PLAIN_FORMAT]
         lines += [] if self.storage is None else [repr(self.storage)]
         for layer, recipes in zip(self.layers, self.recipes, strict=True):
-            if (of_layer := own.of(layer.name)) is not own:
-                lines.append(f"{of_layer.name} {of_layer.version}")
+            if len(self._asked) > 1:
+                lines.append(self.format_of(layer.name).name)
             lines.append(repr(layer))
             for recipe in recipes:
                 operations = [] if recipe.converter is None else recipe.converter.operations
@@ -347,7 +379,7 @@ class ExpertPlan:
         stacked = layer.stacked and not merges
         storage = self.storage if any(part for _, part in fed) else None
         feeds = tuple(Feed(pattern, tuple(found), stacked, part) for (pattern, part), found in fed.items())
-        blocks = None if self.expert_format.of(layer.name) is PLAIN_FORMAT else feeds[0].tensors[0].block
+        blocks = None if self.format_of(layer.name) is PLAIN_FORMAT else feeds[0].tensors[0].block
         if self.storage is not None and len(made.shape) > 1:
             self._check_left_out(layer, target, feeds)
         coded = made if storage is not None or (converter is not None and is_dequantizing(converter)) else None
@@ -378,9 +410,10 @@ class ExpertPlan:
         for stored in plain:
             if not self._leaves_out(stored.name.rpartition(".")[0]) or any(feed.part for feed in feeds):
                 raise _not_coded(stored)
-        if plain and self.expert_format is not PLAIN_FORMAT:
+        own = self.format_of(layer.name)
+        if plain and own is not PLAIN_FORMAT:
             raise UnsupportedModel(
-                f"{layer.name}.{target} is stored as numbers, and other experts as {self.expert_format.name}: use "
+                f"{layer.name}.{target} is stored as numbers, and other experts as {own.name}: use "
                 "--experts-as expanded"
             )
 
@@ -390,7 +423,10 @@ class ExpertPlan:
         Not on the meta device, where torch would run converters in Python, with sympy.
         """
         made: dict[str, torch.Tensor] = {}
-        record = self.expert_format.record(layer)
+        own = self.format_of(layer.name)
+        record, make = own.record(layer), self.make
+        if isinstance(own, EncodesNumbers):  # the numbers are what can be wrong
+            record, make = PLAIN_FORMAT.record(layer), self._numbers
         for recipe in recipes:
             weights = []
             for stored, part in (feed.of(0) for feed in recipe.feeds):
@@ -400,7 +436,7 @@ class ExpertPlan:
                 weights.append(torch.zeros((), dtype=torch_dtype(stored, codes=codes)).expand(shape))
             if recipe.storage is not None:
                 self._check_joined(recipe, recipe.storage, recipe.matrices(weights))
-            made |= self.make(recipe, weights)
+            made |= make(recipe, weights)
         for tensor in record.tensors:
             if tensor.name not in made:
                 raise CorruptCheckpoint(f"the checkpoint lacks {layer.name}.{tensor.name}")
@@ -423,7 +459,7 @@ class ExpertPlan:
                 f"an expert's {recipe.target} in {recipe.layer} has the shape {shape} in the checkpoint and "
                 f"{recipe.coded.shape} by its configuration"
             )
-        own = self.expert_format.of(recipe.layer)
+        own = self.format_of(recipe.layer)
         in_order = isinstance(storage, GgufMxfp4) or torch.equal(made[recipe.target].reshape(-1), places)
         if own is not PLAIN_FORMAT and not in_order:
             raise UnsupportedModel(

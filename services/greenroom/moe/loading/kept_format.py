@@ -9,6 +9,7 @@ import torch
 from greenroom.core.errors import InvalidConfig
 from greenroom.moe.architecture.moe_layers import blueprint, experts_modules
 from greenroom.moe.formats.expert_format import PLAIN_FORMAT, ExpertFormat
+from greenroom.moe.formats.lossless import LOSSLESS
 from greenroom.moe.formats.registry import shipped
 from greenroom.moe.formats.stored_matrix import Shipped
 from greenroom.moe.kernels.expert_products import PRODUCTS, are_compiled
@@ -17,7 +18,7 @@ from greenroom.moe.kernels.native.rows import native_rows
 from greenroom.moe.loading.checkpoint import Checkpoint
 from greenroom.moe.loading.packing import resolve_dtype
 
-EXPERTS_AS: Final = ("auto", "stored", "expanded")
+EXPERTS_AS: Final = ("auto", "stored", "expanded", "lossless")
 
 
 def kept_format(
@@ -31,11 +32,13 @@ def kept_format(
     """The format of the records that a checkpoint's experts are packed in.
 
     ``experts_as``: "stored" keeps them as the checkpoint has them, "expanded" makes numbers of them. "auto" keeps them
-    where compiled products take them so; torch's would have to expand an expert each time that it is used. ``products``
-    and ``device`` (its type): what it will be computed by.
+    where compiled products take them so; torch's would have to expand an expert each time that it is used. "lossless"
+    keeps numbers of bf16 in three quarters of their bytes. ``products`` and ``device`` (its type): what it will be
+    computed by.
 
-    Raises InvalidConfig for a name that is not in EXPERTS_AS or PRODUCTS, for a dtype that experts can not have, and for
-    "stored" where there is no record for them as they are.
+    Raises InvalidConfig for a name that is not in EXPERTS_AS or PRODUCTS, for a dtype that experts can not have, for
+    "stored" where there is no record for them as they are, and for "lossless" where they are quantised or are not
+    computed in bf16.
     """
     if experts_as not in EXPERTS_AS:
         raise InvalidConfig("experts_as", experts_as, f"allowed: {', '.join(EXPERTS_AS)}")
@@ -47,9 +50,18 @@ def kept_format(
         if found.why_expanded:
             raise InvalidConfig("experts_as", experts_as, f"{found.why_expanded}; allowed: auto, expanded")
         return found.format
+    computed_in = resolve_dtype(checkpoint, dtype)
+    if experts_as == LOSSLESS.name:
+        if found.format is not PLAIN_FORMAT or found.why_expanded:
+            raise InvalidConfig(
+                "experts_as", experts_as, f"these experts are quantised ({found.format.name}): use stored"
+            )
+        if computed_in is not torch.bfloat16:
+            raise InvalidConfig("experts_as", experts_as, f"it keeps bfloat16, and these experts are {computed_in}")
+        return LOSSLESS
     if experts_as == "expanded" or found.format is PLAIN_FORMAT:
         return PLAIN_FORMAT
-    computed = resolve_dtype(checkpoint, dtype) is torch.bfloat16 and products != "torch" and device == "cpu"
+    computed = computed_in is torch.bfloat16 and products != "torch" and device == "cpu"
     return found.format if computed and _compiled() and _taken(checkpoint, found.format) else PLAIN_FORMAT
 
 

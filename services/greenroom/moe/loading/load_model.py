@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import types
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,10 +49,10 @@ log = logging.getLogger(__name__)
 class LoadedMoE:
     """A model without its experts. ``layers``: its MoE layers in the order in which they run.
 
-    ``masking``: why its routers can not be confined to allowed experts (None: they can). Routers that were not found
-    can not; they do not show their logits either. ``native``: the compiled products that compute its experts (None:
-    torch does). ``routers_found``: whether all routers were, which those products compute too. ``expert_format``: of
-    the records that its source has to give.
+    ``formats``: of their records. ``masking``: why its routers can not be confined to allowed experts (None: they can).
+    Routers that were not found can not; they do not show their logits either. ``native``: the compiled products that
+    compute its experts (None: torch does). ``routers_found``: whether all routers were, which those products compute
+    too.
     """
 
     model: Any
@@ -63,12 +64,12 @@ class LoadedMoE:
     hooks: ModelHooks = field(repr=False)
     native: NativeRows | None = field(default=None, repr=False)
     routers_found: bool = False
-    expert_format: ExpertFormat = PLAIN_FORMAT
+    formats: tuple[ExpertFormat, ...] = ()
 
     @property
     def expanding_bytes(self) -> int:
         """What making numbers of a record takes, under the present limits of the compiled products. 0: nobody does."""
-        if self.expert_format is PLAIN_FORMAT or (self.native is not None and self.native.limits.product >= ANY_ROWS):
+        if self.native is not None and self.native.limits.product >= ANY_ROWS:
             return 0
         return sum(expander.nbytes for expander in self.hooks.expanders.values())
 
@@ -103,12 +104,12 @@ def load(
     attn_implementation: str | None = None,
     products: str = "auto",
     device: torch.device | None = None,
-    expert_format: ExpertFormat = PLAIN_FORMAT,
+    expert_format: ExpertFormat | Sequence[ExpertFormat] = PLAIN_FORMAT,
 ) -> LoadedMoE:
     """Load the dense weights and install the hooks. The model can run once a source is attached.
 
     ``products``: one of ``expert_products.PRODUCTS``; on another ``device`` than the CPU always torch's.
-    ``expert_format``: that of the pack whose experts it will be given.
+    ``expert_format``: that of the pack whose experts it will be given, or of each of its layers.
 
     Raises UnsupportedModel for a model that is not served, CorruptCheckpoint if tensors are missing, InvalidConfig for
     an unknown dtype.
@@ -129,14 +130,14 @@ def load(
     hooks = ModelHooks()
     native = None
     own: NativeRows | None = None  # this model's own, because its limits are
-    for number, (layer, router) in enumerate(zip(plan.layers, routers, strict=True)):
-        experts, own_format = model.get_submodule(layer.name), expert_format.of(layer.name)
-        native = native_for(experts, kept, products, own_format) if layer.stacked else None
+    for number, (layer, stored, router) in enumerate(zip(plan.layers, plan.formats, routers, strict=True)):
+        experts = model.get_submodule(layer.name)
+        native = native_for(experts, kept, products, stored) if layer.stacked else None
         compiled = None
         if native is not None:
             native = own = own or native.for_a_model()
-            compiled = products_of(native, experts, own_format)
-        expand = None if own_format is PLAIN_FORMAT else hooks.expander(own_format, layer)
+            compiled = products_of(native, experts, stored)
+        expand = None if stored is PLAIN_FORMAT else hooks.expander(stored, layer)
         hook = LayerHook(number, hooks, native, masking, clamped_gate_of(experts), compiled, expand)
         _install(hook, model, layer)
         if router is not None:
@@ -146,7 +147,7 @@ def load(
     return LoadedMoE(
         *(model, checkpoint, family, plan.layers, kept, masking, hooks, native),
         routers_found=None not in routers,
-        expert_format=expert_format,
+        formats=tuple(plan.formats),
     )
 
 

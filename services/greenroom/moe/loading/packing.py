@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Hashable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 import torch
 
-from greenroom.checkpoints.pack_cache import LOCK_WAIT_S, Digest, OnBytes, find_or_make
+from greenroom.checkpoints.pack_cache import LOCK_WAIT_S, Digest, OnBytes, PackChanged, find_or_make
 from greenroom.checkpoints.read_ahead import ReadAhead, Wanted
 from greenroom.checkpoints.shard_reader import ShardReader, typed
 from greenroom.core.errors import InvalidConfig
-from greenroom.experts.pack.layout import FLOATS, PackLayer, PackManifest
+from greenroom.experts.pack.layout import FLOATS, PLAIN, PackLayer, PackManifest
 from greenroom.experts.pack.pack_file import PackWriter, Weights
-from greenroom.moe.formats.expert_format import PLAIN_FORMAT, ExpertFormat
+from greenroom.moe.formats.expert_format import PLAIN_FORMAT, DoesNotFit, EncodesNumbers, ExpertFormat
 from greenroom.moe.loading.checkpoint import Checkpoint
 from greenroom.moe.loading.conversion import ExpertPlan, Recipe
+
+log = logging.getLogger(__name__)
 
 CONVERSION_VERSION: Final = 1  # increased when the same tensors are to give another pack
 
@@ -41,6 +44,8 @@ def ensure_pack(
 ) -> Path:
     """The checkpoint's pack, found or made as ``find_or_make`` says. ``expert_format``: of its records.
 
+    A layer with an expert that a format of encoded numbers has no room for stays plain. Its manifest says so.
+
     Needs constant memory, because it converts one expert at a time. Raises UnsupportedModel or CorruptCheckpoint if
     the experts can not be made, PackError if the pack can not be.
     """
@@ -57,7 +62,7 @@ class MoePackSource:
         self._plan = plan
         self._dtype = str(plan.dtype).removeprefix("torch.")
         self.name = plan.checkpoint.name
-        kept = "" if plan.expert_format is PLAIN_FORMAT else f"-{plan.expert_format.name}"
+        kept = "".join(f"-{own.name}" for own in dict.fromkeys(plan.formats) if own is not PLAIN_FORMAT)
         self.stem = f"{plan.checkpoint.config.model_type}{kept}-{self._dtype}"
 
     @property
@@ -71,12 +76,16 @@ class MoePackSource:
     def description(self) -> str:
         return f"{CONVERSION_VERSION}\n{self._plan.description()}"
 
-    def manifest(self, digest: str) -> PackManifest:
-        layers = []
-        for layer in self._plan.layers:
-            own = self._plan.expert_format.of(layer.name)
-            layers.append(PackLayer(layer.name, layer.experts, layer.top_k, own.record(layer), own.name))
-        return PackManifest(self._plan.checkpoint.config.model_type, self._dtype, digest, tuple(layers))
+    def manifest(self, digest: str, like: PackManifest | None = None) -> PackManifest:
+        formats = list(self._plan.formats)
+        for number, (own, found) in enumerate(zip(formats, () if like is None else like.layers, strict=False)):
+            if found.format == PLAIN and isinstance(own, EncodesNumbers):
+                formats[number] = PLAIN_FORMAT
+        layers = tuple(
+            PackLayer(layer.name, layer.experts, layer.top_k, own.record(layer), own.name)
+            for layer, own in zip(self._plan.layers, formats, strict=True)
+        )
+        return PackManifest(self._plan.checkpoint.config.model_type, self._dtype, digest, layers)
 
     def digest(self, total: Digest, on_bytes: OnBytes) -> None:
         with ShardReader() as reader, ReadAhead(reader, self._wanted()) as stored:
@@ -89,23 +98,35 @@ class MoePackSource:
     def write(self, writer: PackWriter, total: Digest, on_bytes: OnBytes) -> None:
         layouts = [layer.layout for layer in self.manifest("").layers]
         joins: dict[Hashable, bool] = {}  # in most models the layers' recipes are of one build
+        unfit: dict[int, str] = {}
         with ShardReader() as reader, ReadAhead(reader, self._wanted()) as stored:
             for number, layer in enumerate(self._plan.layers):
                 for recipe in self._plan.recipes[number]:
                     if recipe.build not in joins:
                         joins[recipe.build] = self._plan.joins(recipe)
-                joined = {recipe.target for recipe in self._plan.recipes[number] if joins[recipe.build]}
+                joined: set[str] = set()
+                if not isinstance(self._plan.formats[number], EncodesNumbers):
+                    joined = {recipe.target for recipe in self._plan.recipes[number] if joins[recipe.build]}
                 for expert in range(layer.experts):
                     made: dict[str, Weights] = {}
                     for recipe, weights in self._taken(stored, total, number, expert):
                         self._plan.check(recipe, weights, expert)
                         if recipe.target in joined:
                             made[recipe.target] = weights
-                        else:
-                            made.update(self._plan.make(recipe, weights))
-                    writer.write(number, expert, [made[spec.name] for spec in layouts[number].tensors])
+                        elif number not in unfit:
+                            try:
+                                made.update(self._plan.make(recipe, weights))
+                            except DoesNotFit as error:
+                                unfit[number] = f"expert {expert} of {layer.name}: {error}"
+                    if not unfit:  # else only which other layers do not fit is of interest
+                        writer.write(number, expert, [made[spec.name] for spec in layouts[number].tensors])
                     stored.give_back()
                     on_bytes(layouts[number].nbytes)
+        if unfit:
+            for number, why in unfit.items():
+                log.warning("%s; all experts of its layer stay as numbers", why)
+                self._plan.keep_plain(number)
+            raise PackChanged(f"{len(unfit)} layers of {self.name} are kept otherwise than was begun")
 
     def _wanted(self) -> Iterator[Wanted]:
         """Where all experts' weights are stored, in the order in which they are packed."""

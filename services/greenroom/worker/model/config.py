@@ -27,7 +27,7 @@ from greenroom.policies.registry import (
 from greenroom.worker.usable_memory import usable_cores
 
 DEVICES = ("auto", "cpu", "cuda")
-EXPERTS_AS = ("auto", "stored", "expanded")
+EXPERTS_AS = ("auto", "stored", "expanded", "lossless")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 ATTENTIONS = ("auto", "sdpa", "eager")
 PRODUCTS = ("auto", "native", "torch")
@@ -43,7 +43,8 @@ class WorkerConfig:
       be a share of all experts, such as ``25%``. ``host_memory`` ``auto`` is none where the device tier is RAM.
     - ``device``: ``cpu``, ``cuda`` or ``auto`` (a GPU where there is one).
     - ``experts_as``: quantised experts stay as ``stored`` in the checkpoint, or are ``expanded`` to ``dtype`` while
-      they are packed. ``auto``: as stored where compiled products take them so.
+      they are packed. ``auto``: as stored where compiled products take them so. ``lossless``: experts in bf16 take
+      three quarters of their bytes.
     - ``products``: the compiled matrix products (``native``), those of ``torch``, or ``auto``.
     - ``compiled_rows``: up to how many rows the compiled products are used: ``measure``, ``auto`` (measured where the
       processor multiplies bf16 itself, else all), or fixed, ``8`` or ``PRODUCT,DECODE,PROMPT``.

@@ -28,6 +28,7 @@ from greenroom.experts.copying.cuda import accelerator_of
 from greenroom.experts.copying.disk_calibration import load_or_measure
 from greenroom.experts.copying.hardware import RealHardware
 from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
+from greenroom.experts.pack.layout import PLAIN
 from greenroom.experts.pack.pack_file import PackFile
 from greenroom.moe.architecture.families import ENCODER_DECODER_REASON, family_of
 from greenroom.moe.architecture.moe_layers import model_class
@@ -109,7 +110,7 @@ class ModelRuntime:
                 check_profile(self.profile, catalogue_of(self.pack.manifest), self.checkpoint.name)
                 for said in (
                     self.profile.said_of_machine(machine_name()),
-                    self.profile.said_of_format(self._expert_format.name),
+                    self.profile.said_of_format(", ".join(self.pack.manifest.formats)),
                 ):
                     if said is not None:
                         log.warning("%s", said)
@@ -123,7 +124,11 @@ class ModelRuntime:
         with _transformers_bars(self._shows_progress):
             loaded = load(
                 *(self.checkpoint, config.dtype),
-                device=self._device, products=config.products, expert_format=self._expert_format,
+                device=self._device, products=config.products,
+                expert_format=[
+                    PLAIN_FORMAT if layer.format == PLAIN else self._expert_format.of(layer.name)
+                    for layer in self.pack.manifest.layers
+                ],
             )  # fmt: skip
         self._refuse_masking(loaded.masking)
         ragged = RaggedModel(
@@ -362,7 +367,8 @@ class ModelRuntime:
         reads = "past the page cache" if self.pack.direct else "through the page cache, dropped after each read"
         link = "whole records (the pack is small: not measured)" if self.link is None else self.link.describe()
         kind = f"{self.checkpoint.config.model_type}, {self.pack.manifest.dtype} on {self._device}"
-        kept = "" if self._expert_format is PLAIN_FORMAT else f", as {self._expert_format.name}"
+        formats = self.pack.manifest.formats
+        kept = "" if formats == (PLAIN,) else f", as {' and '.join(formats)}"
         policy = spelling(self.config.policy, self.config.policy_options)
         maps = "" if self.config.residual is None else f" with the maps of {self.config.residual}"
         return (

@@ -16,7 +16,7 @@ from tests.compiled import native as native
 @pytest.mark.parametrize("name", FORMATS)
 def test_both_are_timed_by_each_instruction_set_and_compute_the_same(native: NativeRows, name: str) -> None:
     before = native.instruction_set
-    arms = FORMATS[name](native, hidden=64, inner=32, memory=1)
+    arms = FORMATS[name].arms(native, hidden=64, inner=32, memory=1)
     found = measured(native, arms, 64, (1, 3), 2, work=1)
     assert [(row["rows"], row["instructions"], row["format"]) for row in found] == [
         (rows, instructions, kept)

@@ -67,7 +67,8 @@ struct CodedMatrix {
 };
 
 // One expert and the rows that are routed to it. `up` holds the gate projection, then the up projection. What follows `add` is
-// of experts with a clamped gate, whose `up` holds both in turns. With scales, `up` and `down` are MXFP4 codes.
+// of experts with a clamped gate, whose `up` holds both in turns. With scales, `up` and `down` are codes: in MXFP4, or lossless ones
+// with their exponents.
 struct Expert {
   const uint32_t *up, *down;
   size_t inner, hidden, rows;
@@ -88,6 +89,13 @@ struct GroupedKernels {
   size_t inputs, tensors;
   void (*hidden)(const Expert &, const Rows &, Rows &, size_t begin, size_t end);
   void (*output)(const Expert &, const Rows &, size_t begin, size_t end);
+};
+
+// A matrix of lossless codes (lossless_products.inc), and where its bf16 numbers go to.
+struct LosslessNumbers {
+  const uint8_t *codes, *exponents;
+  size_t outputs, inputs;
+  uint8_t *into;
 };
 
 // Rows and weights of floats, products of floats.
@@ -141,6 +149,8 @@ inline uint16_t to_bf16(float value) {
   if (value != value) return (uint16_t)(word >> 16 | 0x40);
   return (uint16_t)((word + 0x7fff + (word >> 16 & 1)) >> 16);
 }
+
+#include "lossless_encoding.inc"
 
 constexpr size_t PADDING = 16, ROWS_WORTH_A_THREAD = 8, ROWS_TOGETHER = 32;
 
@@ -241,6 +251,9 @@ struct Kernels {
   void (*mxfp4_hidden)(const Expert &, const Rows &, Rows &, size_t begin, size_t end);
   void (*mxfp4_output)(const Expert &, const Rows &, size_t begin, size_t end);
   const GroupedKernels *grouped;  // without a name behind the last one
+  void (*lossless_hidden)(const Expert &, const Rows &, Rows &, size_t begin, size_t end);
+  void (*lossless_output)(const Expert &, const Rows &, size_t begin, size_t end);
+  void (*lossless_numbers)(const LosslessNumbers &, size_t begin, size_t end);
   void (*linear)(const Linear &, const Rows &, size_t begin, size_t end);
   void (*linear_floats)(const LinearFloats &, size_t begin, size_t end);
   void (*norm)(const Norm &, size_t begin, size_t end);
@@ -252,8 +265,9 @@ struct Kernels {
 
 #define KERNELS(of) \
   { #of, of::hidden_part, of::output_part, of::clamped_hidden_part, of::clamped_output_part, of::mxfp4_hidden_part, \
-    of::mxfp4_output_part, of::GROUPED, of::linear_part, of::linear_floats_part, of::norm_part, of::attention_part, of::LANES, of::PAIRS, \
-    of::COLUMN_GRAIN, of::NEURON_GRAIN }
+    of::mxfp4_output_part, of::GROUPED, of::lossless_hidden_part, of::lossless_output_part, of::lossless_numbers_part, \
+    of::linear_part, of::linear_floats_part, of::norm_part, of::attention_part, of::LANES, of::PAIRS, of::COLUMN_GRAIN, \
+    of::NEURON_GRAIN }
 
 // Whether the processor multiplies bf16 itself.
 bool multiplies_bf16() {
@@ -285,6 +299,7 @@ std::vector<Kernels> available() {
   if (__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl"))
     found.push_back(KERNELS(avx512bf16));
 #endif
+  // Only Knights Landing and its like have the one without the other.
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")) found.push_back(KERNELS(avx512));
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && converts_halfs()) found.push_back(KERNELS(avx2));
   if (!found.empty()) found.push_back(KERNELS(plain));
@@ -638,6 +653,36 @@ void greenroom_experts(const int64_t *weights, const int64_t *starts, int64_t co
   });
 }
 
+// As greenroom_experts, of lossless codes (lossless_products.inc), with the same results. weights[4 * e] and the following are the
+// addresses of the codes and the exponents of its gate and up projections, and of those of its down projection.
+void greenroom_lossless_experts(const int64_t *weights, const int64_t *starts, int64_t count, int64_t hidden, int64_t inner,
+                                const void *x, const int64_t *tokens, const float *scales, void *out, int add, unsigned threads) {
+  Routed routed{starts, tokens, (size_t)count, (size_t)hidden, (size_t)inner, scales, (const uint16_t *)x, (uint16_t *)out, add != 0};
+  run_experts(routed, threads, kernels.lossless_hidden, kernels.neurons, kernels.lossless_output, hidden, kernels.columns,
+              [&](Expert &expert, size_t e) {
+                expert.up = (const uint32_t *)weights[4 * e];
+                expert.up_scales = (const uint8_t *)weights[4 * e + 1];
+                expert.down = (const uint32_t *)weights[4 * e + 2];
+                expert.down_scales = (const uint8_t *)weights[4 * e + 3];
+              });
+}
+
+// The lossless codes of a matrix numbers[outputs, inputs], bf16, and its exponents, which were zeroed and have room for so many
+// weights that the table lacks. Returns how many there are. If they are more, what was written means other numbers.
+int64_t greenroom_lossless_encode(const void *numbers, int64_t outputs, int64_t inputs, int64_t room, void *codes, void *exponents) {
+  return (int64_t)encode_matrix((const uint16_t *)numbers, outputs, inputs, room, (uint8_t *)codes, (uint8_t *)exponents);
+}
+
+// The numbers out[outputs, inputs], bf16, of a matrix of lossless codes.
+void greenroom_lossless_numbers(const void *codes, const void *exponents, int64_t outputs, int64_t inputs, void *out, unsigned threads) {
+  const LosslessNumbers job{(const uint8_t *)codes, (const uint8_t *)exponents, (size_t)outputs, (size_t)inputs, (uint8_t *)out};
+  // A few rows at a time: what the table lacks is put right while they are in the cache.
+  constexpr size_t few = 8;
+  spread(outputs, few, threads, [&](size_t begin, size_t end) {
+    for (size_t at = begin; at < end; at += few) kernels.lossless_numbers(job, at, std::min(at + few, end));
+  });
+}
+
 // As greenroom_experts, of gpt-oss's: `down · ((up + 1) * gate * sigmoid(alpha * gate)) * scale`, with biases of both
 // projections, gate at most `limit`, and up within ±`limit`.
 //
@@ -693,6 +738,15 @@ int64_t greenroom_all_grouped_experts(const int64_t *formats, const int64_t *wei
     greenroom_grouped_experts(formats, used, starts, busy, hidden, inner, x, tokens, factors, out, 1, threads);
   };
   return run_all(weights, tensors, count, picks, scales, rows, k, hidden, stream, compute);
+}
+
+// As greenroom_all_experts, with the weights of greenroom_lossless_experts.
+int64_t greenroom_all_lossless_experts(const int64_t *weights, int64_t count, const int64_t *picks, const float *scales, int64_t rows,
+                                       int64_t k, int64_t hidden, int64_t inner, const void *x, void *stream, unsigned threads) {
+  auto compute = [&](const int64_t *used, const int64_t *starts, int64_t busy, const int64_t *tokens, const float *factors, void *out) {
+    greenroom_lossless_experts(used, starts, busy, hidden, inner, x, tokens, factors, out, 1, threads);
+  };
+  return run_all(weights, 4, count, picks, scales, rows, k, hidden, stream, compute);
 }
 
 // out[tokens[r], width] += rows[r, width], all bf16, in the order of the rows.

@@ -160,6 +160,14 @@ class NativeRows:
         grouped = library.greenroom_grouped_format
         grouped.argtypes, grouped.restype = [ctypes.c_int64], ctypes.c_char_p
         self._grouped = {one.decode(): n for n, one in enumerate(iter(map(grouped, itertools.count()).__next__, None))}
+        self._lossless_experts = library.greenroom_lossless_experts
+        self._lossless_experts.argtypes, self._lossless_experts.restype = self._experts.argtypes, None
+        self._lossless_encode = library.greenroom_lossless_encode
+        self._lossless_encode.argtypes = [pointer, count, count, count, pointer, pointer]
+        self._lossless_encode.restype = count
+        self._lossless_numbers = library.greenroom_lossless_numbers
+        self._lossless_numbers.argtypes = [pointer, pointer, count, count, pointer, ctypes.c_uint]
+        self._lossless_numbers.restype = None
         self._all_experts = library.greenroom_all_experts
         self._all_experts.argtypes = [
             *(pointer, count, pointer, pointer, count, count),
@@ -169,6 +177,9 @@ class NativeRows:
         self._all_grouped_experts = library.greenroom_all_grouped_experts
         self._all_grouped_experts.argtypes = [pointer, *self._all_experts.argtypes]
         self._all_grouped_experts.restype = count
+        self._all_lossless_experts = library.greenroom_all_lossless_experts
+        self._all_lossless_experts.argtypes = self._all_experts.argtypes
+        self._all_lossless_experts.restype = count
         self._add_rows = library.greenroom_add_rows
         self._add_rows.argtypes = [pointer, pointer, pointer, count, count]
         self._add_rows.restype = None
@@ -305,11 +316,69 @@ class NativeRows:
         ``out``.
         """
         hidden, inner = weights[0][1].shape
-        addresses, begins = array("q", [tensor.data_ptr() for pair in weights for tensor in pair]), array("q", starts)
-        self._experts(
+        self._swiglu(self._experts, hidden, inner, weights, starts, rows, tokens, scales, out, add, first)
+
+    def lossless_experts(
+        self,
+        weights: Sequence[tuple[torch.Tensor, ...]],
+        starts: Sequence[int] | NDArray[np.int64],
+        rows: torch.Tensor,
+        tokens: NDArray[np.int64] | Lasting,
+        scales: NDArray[np.float32] | Lasting,
+        out: torch.Tensor,
+        *,
+        add: bool,
+        first: int = 0,
+    ) -> None:
+        """As ``experts`` on the same weights in bf16, to the bit.
+
+        ``weights``: for each expert codes and exponents of ``up``, and of ``down``; laid out as in
+        ``moe/formats/lossless.py``.
+        """
+        hidden, row = weights[0][2].shape
+        self._swiglu(
+            self._lossless_experts, hidden, row * 2 // 3, weights, starts, rows, tokens, scales, out, add, first
+        )
+
+    def _swiglu(
+        self,
+        products: Any,
+        hidden: int,
+        inner: int,
+        weights: Sequence[tuple[torch.Tensor, ...]],
+        starts: Sequence[int] | NDArray[np.int64],
+        rows: torch.Tensor,
+        tokens: NDArray[np.int64] | Lasting,
+        scales: NDArray[np.float32] | Lasting,
+        out: torch.Tensor,
+        add: bool,
+        first: int,
+    ) -> None:
+        addresses = array("q", [tensor.data_ptr() for expert in weights for tensor in expert])
+        begins = array("q", starts)
+        products(
             *(addresses.buffer_info()[0], begins.buffer_info()[0], len(weights), hidden, inner, rows.data_ptr()),
             *(_at(tokens) + 8 * first, _at(scales) + 4 * first, out.data_ptr(), add),
             self._threads(3 * hidden * inner),
+        )
+
+    def lossless_encode(self, numbers: torch.Tensor, room: int, codes: torch.Tensor, exponents: torch.Tensor) -> int:
+        """Write the codes and exponents of ``numbers[outputs, inputs]``, as in ``moe/formats/lossless.py``.
+
+        ``exponents`` are zeros before. Returns how many weights have an exponent that the table lacks. If they are more
+        than ``room``, what was written is of no use. On the calling thread.
+        """
+        found: int = self._lossless_encode(
+            numbers.data_ptr(), *numbers.shape, room, codes.data_ptr(), exponents.data_ptr()
+        )
+        return found
+
+    def lossless_numbers(self, codes: torch.Tensor, exponents: torch.Tensor, into: torch.Tensor) -> None:
+        """Write the numbers of a matrix that is kept as in ``moe/formats/lossless.py`` to ``into[outputs, inputs]``."""
+        outputs, inputs = into.shape
+        self._lossless_numbers(
+            *(codes.data_ptr(), exponents.data_ptr(), outputs, inputs, into.data_ptr()),
+            self._threads(outputs * inputs),
         )
 
     def add_rows(
@@ -435,8 +504,32 @@ class NativeRows:
         For each of ``rows[T, H]`` the sum over its ``picks[T, k]`` with ``scales[T, k]`` (fp32) is added to
         ``stream[T, H]``, with the same result as ``experts``. Returns the number of distinct experts picked.
         """
+        return self._all(self._all_experts, addresses, inner, picks, scales, rows, stream)
+
+    def all_lossless_experts(
+        self,
+        addresses: Lasting,
+        inner: int,
+        picks: torch.Tensor,
+        scales: torch.Tensor,
+        rows: torch.Tensor,
+        stream: torch.Tensor,
+    ) -> int:
+        """As ``all_experts``, with the result of ``lossless_experts``. ``addresses[E, 4]``: of their four tensors."""
+        return self._all(self._all_lossless_experts, addresses, inner, picks, scales, rows, stream)
+
+    def _all(
+        self,
+        products: Any,
+        addresses: Lasting,
+        inner: int,
+        picks: torch.Tensor,
+        scales: torch.Tensor,
+        rows: torch.Tensor,
+        stream: torch.Tensor,
+    ) -> int:
         (count, hidden), k = rows.shape, picks.shape[1]
-        busy: int = self._all_experts(
+        busy: int = products(
             *(addresses.at, len(addresses.array), picks.data_ptr(), scales.data_ptr(), count, k),
             *(hidden, inner, rows.data_ptr(), stream.data_ptr(), self._threads(3 * hidden * inner)),
         )

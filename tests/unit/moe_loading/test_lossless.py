@@ -1,0 +1,214 @@
+"""Lossless codes as a format of records: every bit comes back, or the layer stays plain."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from greenroom.core.errors import InvalidConfig
+from greenroom.experts.pack.direct_io import page_aligned
+from greenroom.experts.pack.pack_file import PackFile
+from greenroom.moe.architecture.moe_layers import ExpertTensor, MoeLayer
+from greenroom.moe.formats.expert_format import PLAIN_FORMAT, DoesNotFit, Expander
+from greenroom.moe.formats.lossless import LISTED, LOSSLESS, expand_by_torch, room
+from greenroom.moe.kernels.native.library import NativeUnavailable
+from greenroom.moe.kernels.native.rows import native_rows
+from greenroom.moe.loading.checkpoint import resolve
+from greenroom.moe.loading.kept_format import kept_format
+from greenroom.moe.loading.packing import ensure_pack
+from greenroom.worker.model.checkpoint_summary import summarise
+from tests.mxfp4_checkpoints import save_mxfp4
+from tests.random_checkpoints import save_random
+from tests.unit.kernels.lossless_weights import codes_of, lossless_record, matrix, swiglu_layer
+
+try:
+    native_rows()  # which encode
+except NativeUnavailable as reason:
+    pytest.skip(str(reason), allow_module_level=True)
+
+ALL_BITS = torch.arange(1 << 16, dtype=torch.int32).short()
+
+
+def bits_of(numbers: torch.Tensor) -> torch.Tensor:
+    return numbers.view(torch.int16)
+
+
+def there_and_back(numbers: torch.Tensor) -> None:
+    """By torch, as on a device. The compiled way is compared beside its products."""
+    into = torch.full_like(numbers, 7.0)
+    expand_by_torch(*codes_of(numbers), into)
+    assert torch.equal(bits_of(into), bits_of(numbers))
+
+
+@given(
+    st.integers(1, 30), st.integers(1, 60).map(lambda n: 2 * n), st.integers(1, LISTED), st.integers(0, 64),
+    st.integers(0, 2**31),
+)  # fmt: skip
+@settings(max_examples=150, deadline=None)
+def test_any_bits_come_back(outputs: int, inputs: int, exponents: int, rare: int, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    bits = random.integers(0, 1 << 16, (outputs, inputs))
+    bits = bits & 0x807F | random.permutation(256)[random.integers(0, exponents, bits.shape)] << 7
+    places = random.integers(0, bits.size, rare)
+    bits.flat[places] = random.integers(0, 1 << 16, rare)
+    there_and_back(torch.from_numpy(bits.astype(np.int32)).short().view(torch.bfloat16))
+
+
+@given(st.integers(1, 20), st.integers(1, 40).map(lambda n: 2 * n), st.integers(0, 2**31))
+@settings(max_examples=50, deadline=None)
+def test_what_comes_not_back_is_refused(outputs: int, inputs: int, seed: int) -> None:
+    """Noise has all exponents alike."""
+    bits = np.random.default_rng(seed).integers(0, 1 << 16, (outputs, inputs)).astype(np.int32)
+    numbers = torch.from_numpy(bits).short().view(torch.bfloat16)
+    counts = np.sort(np.bincount((bits >> 7 & 0xFF).ravel(), minlength=256))
+    if counts[:-LISTED].sum() > room(outputs, inputs):
+        with pytest.raises(DoesNotFit, match="have other exponents than the 15 commonest, and there is room for 64"):
+            codes_of(numbers)
+    else:
+        there_and_back(numbers)
+
+
+def test_every_number_of_bf16_comes_back() -> None:
+    """NaN, infinities, denormal numbers, zeros of both signs: as common ones, and as rare ones."""
+    by_exponent = ALL_BITS.view(2, 256, 128)
+    for first in range(0, 256, LISTED):
+        there_and_back(by_exponent[:, first : first + LISTED].reshape(2, -1).contiguous().view(torch.bfloat16))
+    common = torch.exp2(-(torch.arange(8 * 1024) % LISTED).float()).bfloat16().view(8, 1024)
+    for first in range(1 << 10):
+        rare = common.clone()
+        bits_of(rare).view(-1)[first % 61 :: 127][:64] = ALL_BITS[first :: 1 << 10]
+        there_and_back(rare)
+
+
+@pytest.mark.parametrize(("hidden", "inner"), [(2048, 768), (1024, 3584), (4096, 14336), (2048, 1408), (2880, 2880)])
+def test_a_record_has_three_quarters_of_the_bytes(hidden: int, inner: int) -> None:
+    layer = swiglu_layer(hidden, inner)
+    assert LOSSLESS.record(layer).nbytes <= 0.76 * PLAIN_FORMAT.record(layer).nbytes
+
+
+@pytest.mark.parametrize("spread", [0.02, 0.0173, 1.0])
+def test_normal_weights_need_a_tenth_of_the_room(spread: float) -> None:
+    numbers = torch.empty(1024, 2048).normal_(0.0, spread, generator=torch.Generator().manual_seed(0)).bfloat16()
+    exponents = (bits_of(numbers) >> 7 & 0xFF).flatten()
+    counts = torch.bincount(exponents.long(), minlength=256).sort().values
+    assert 0 < int(counts[:-LISTED].sum()) < room(1024, 2048) / 8
+    there_and_back(numbers)
+
+
+def test_an_expander_makes_an_expert() -> None:
+    layer, numbers = swiglu_layer(70, 34), (matrix(1, 68, 70), matrix(2, 70, 34))
+    expander = Expander(LOSSLESS, layer)
+    assert all(map(torch.equal, expander(lossless_record(numbers)), numbers))
+    assert expander.nbytes > sum(tensor.nbytes for tensor in numbers)
+
+
+def saved(folder: Path, **changes: object) -> Path:
+    return save_random("qwen3_moe", folder, dtype=torch.bfloat16, max_shard_size="1GB", **changes)
+
+
+def records(path: Path) -> list[list[tuple[torch.Tensor, ...]]]:
+    """Of a pack, as numbers would be copied."""
+    pack = PackFile.open(path)
+    found = []
+    for number, layer in enumerate(pack.manifest.layers):
+        found.append([])
+        for expert in range(layer.experts):
+            buffer = page_aligned(layer.layout.nbytes)
+            pack.read_into(number, expert, buffer)
+            found[-1].append(layer.layout.views(torch.frombuffer(buffer, dtype=torch.uint8)))
+    pack.close()
+    return found
+
+
+def test_a_pack_means_what_the_plain_one_has(tmp_path: Path) -> None:
+    checkpoint = resolve(str(saved(tmp_path / "model")))
+    plain, lossless = (
+        ensure_pack(checkpoint, cache_dir=tmp_path, expert_format=kept) for kept in (PLAIN_FORMAT, LOSSLESS)
+    )
+    assert lossless.name.startswith("qwen3_moe-lossless-bfloat16-")
+    assert lossless == ensure_pack(checkpoint, cache_dir=tmp_path, expert_format=LOSSLESS)
+    layer = MoeLayer("experts", 8, 2, swiglu_layer(32, 24).tensors, stacked=True)
+    expander = Expander(LOSSLESS, layer)
+    for codes, numbers in zip(records(lossless), records(plain), strict=True):
+        for coded, expected in zip(codes, numbers, strict=True):
+            assert all(map(torch.equal, expander(coded), expected))
+
+
+def without_room(folder: Path, layer: int = 1) -> Path:
+    """One expert of the layer is noise, whose exponents are all equally rare."""
+    tensors = load_file(folder / "model.safetensors")
+    name = f"model.layers.{layer}.mlp.experts.3.up_proj.weight"
+    noise = np.random.default_rng(0).integers(0, 1 << 16, tensors[name].numel()) & 0xBFFF
+    tensors[name] = torch.from_numpy(noise.astype(np.int32)).short().view(torch.bfloat16).view(tensors[name].shape)
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def test_a_layer_without_room_stays_plain(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    checkpoint = resolve(str(without_room(saved(tmp_path / "model"))))
+    with caplog.at_level(logging.WARNING):
+        path = ensure_pack(checkpoint, cache_dir=tmp_path, expert_format=LOSSLESS)
+    assert "expert 3 of model.layers.1.mlp.experts: " in caplog.text
+    assert "all experts of its layer stay as numbers" in caplog.text
+    pack = PackFile.open(path)
+    assert [layer.format for layer in pack.manifest.layers] == ["lossless", "plain", "lossless"]
+    assert pack.manifest.formats == ("lossless", "plain")
+    pack.verify()
+    pack.close()
+    made = path.stat()
+    caplog.clear()
+    assert ensure_pack(checkpoint, cache_dir=tmp_path, expert_format=LOSSLESS) == path
+    assert (path.stat().st_ino, path.stat().st_mtime_ns) == (made.st_ino, made.st_mtime_ns)
+    assert not caplog.text, "it is found, not made anew"
+    plain = records(ensure_pack(checkpoint, cache_dir=tmp_path, expert_format=PLAIN_FORMAT))
+    assert all(
+        torch.equal(bits_of(one), bits_of(other))
+        for expert, expected in zip(records(path)[1], plain[1], strict=True)
+        for one, other in zip(expert, expected, strict=True)
+    )
+
+
+def test_a_copy_of_the_checkpoint_finds_its_pack_too(tmp_path: Path) -> None:
+    paths = {
+        ensure_pack(resolve(str(without_room(saved(tmp_path / name)))), cache_dir=tmp_path, expert_format=LOSSLESS)
+        for name in ("model", "copy")
+    }
+    assert len(paths) == 1
+
+
+def test_what_can_not_be_kept_so_is_refused_by_name(tmp_path: Path) -> None:
+    refusals = {
+        "quantised": (save_mxfp4(tmp_path / "mxfp4"), {}, r"these experts are quantised \(mxfp4\): use stored"),
+        "biased": (
+            save_random("gpt_oss", tmp_path / "gpt_oss", dtype=torch.bfloat16), {},
+            r"model\.layers\.0\.mlp\.experts has other experts than two matrices without biases",
+        ),
+        "floats": (saved(tmp_path / "floats"), {"dtype": "float32"}, r"these experts are torch\.float32"),
+    }  # fmt: skip
+    for folder, options, why in refusals.values():
+        with pytest.raises(InvalidConfig, match=f"experts_as: 'lossless' is not allowed; .*{why}"):
+            summarise(resolve(str(folder)), experts_as="lossless", **options)
+        with pytest.raises(InvalidConfig, match=why):
+            checkpoint = resolve(str(folder))
+            kept = kept_format(checkpoint, experts_as="lossless", **options)
+            ensure_pack(checkpoint, cache_dir=tmp_path, expert_format=kept)
+    assert not list(tmp_path.glob("packs/*"))
+    odd = MoeLayer("experts", 1, 1, (ExpertTensor("a", (4, 3), torch.bfloat16),) * 2, stacked=True)
+    with pytest.raises(InvalidConfig, match="an expert's a has 3 inputs, and it takes even numbers up to 65536"):
+        LOSSLESS.record(odd)
+
+
+def test_it_is_said_what_they_take(tmp_path: Path) -> None:
+    checkpoint = resolve(str(saved(tmp_path / "model", hidden_size=256, moe_intermediate_size=512)))
+    assert kept_format(checkpoint).name == "plain"
+    assert kept_format(checkpoint, experts_as="lossless") is LOSSLESS
+    kept, plain = (summarise(checkpoint, experts_as=kept) for kept in ("lossless", "auto"))
+    assert (kept.expert_format, plain.expert_format) == ("lossless", "plain")
+    assert kept.expert_bytes < 0.77 * plain.expert_bytes
