@@ -89,17 +89,6 @@ def test_torch_computes_the_expanded_experts(fp8: Models, kind: str, budget: str
     assert all(torch.equal(ours, whole) for ours, whole in zip(logits, expected, strict=True))
 
 
-def texts(folder: Path) -> list[list[int]]:
-    """Held-out prompts with their answers."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    found = []
-    for task in TASKS:
-        for one in samples(task, 8, seed=77):
-            chat = [{"role": "user", "content": one.prompt}, {"role": "assistant", "content": one.answer}]
-            found.append(tokenizer.apply_chat_template(chat, return_dict=True)["input_ids"])
-    return found
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_most_likely_tokens_are_those_of_float32(
     native: NativeRows, fp8: Models, kind: str, tmp_path: Path
@@ -109,26 +98,8 @@ def test_the_most_likely_tokens_are_those_of_float32(
     reference = transformers.AutoModelForCausalLM.from_pretrained(
         save_dequantized(fp8.folders[kind], tmp_path / kind), dtype=torch.float32, experts_implementation="eager"
     )
-    same = total = 0
-    largest = 0.0
-    with model.experts("100%", "lru"), torch.inference_mode():
-        for tokens in texts(model.folder):
-            ours = logits_of(model.ragged, tokens)
-            theirs = reference(torch.tensor([tokens])).logits[0]
-            same += int((ours.argmax(dim=-1) == theirs.argmax(dim=-1)).sum())
-            total += len(tokens)
-            largest = max(largest, float((ours - theirs).abs().max()))
-    told = f"{kind}: {same} of {total} positions ({same / total:.2%}), logits differ by at most {largest:.3f}"
-    print(told)  # noqa: T201 - how near it is
-    assert total > 1000
-    assert same >= 0.99 * total, told
-
-
-def logits_of(ragged: RaggedModel, tokens: list[int]) -> torch.Tensor:
-    """Of every position, a row a step behind the first one: as decoding computes them."""
-    store = KVStore(ragged.layout, ragged.layout.nbytes(len(tokens)))
-    kv, found = store.reserve(len(tokens)), []
-    for token in tokens:
-        found.append(ragged.forward([Chunk(0, [token], kv, prefill=False, wants_logits=True)]).float().clone())
-        kv.commit(1)
-    return torch.cat(found)
+    with model.experts("100%", "lru"):
+        found = agreement(model.ragged, reference, model.folder)
+    print(f"{kind}: {found}")  # noqa: T201 - how near it is
+    assert found.positions > 1000
+    assert found.same >= 0.99 * found.positions, found
