@@ -79,7 +79,7 @@ def _scales(weight: torch.Tensor, strategy: str) -> torch.Tensor:
     if strategy == "tensor":
         return (weight.abs().max() / LARGEST).reshape(())
     if strategy == "channel":
-        return weight.abs().amax(dim=1, keepdim=True) / LARGEST
+        return weight.abs().amax(dim=1, keepdim=True).clamp_(min=1e-6) / LARGEST
     rows, columns = -(-outputs // BLOCK), -(-inputs // BLOCK)
     padded = torch.zeros(rows * BLOCK, columns * BLOCK)
     padded[:outputs, :inputs] = weight.abs()

@@ -27,35 +27,34 @@ class Agreement(NamedTuple):
 
 
 def agreement(ragged: RaggedModel, reference: Any, folder: Path) -> Agreement:
-    """With transformers' model ``reference``. ``folder``: has the tokenizer."""
+    """With transformers' model ``reference``, where answers are generated: prompts have words that nobody can foretell.
+    ``folder``: has the tokenizer.
+    """
     same = positions = 0
     apart = 0.0
     with torch.inference_mode():
-        for tokens in texts(folder):
-            ours = logits_of(ragged, tokens)
-            theirs = reference(torch.tensor([tokens])).logits[0]
-            same += int((ours.argmax(dim=-1) == theirs.argmax(dim=-1)).sum())
-            positions += len(tokens)
+        for tokens, begin in _texts(folder):
+            ours, theirs = _logits_of(ragged, tokens), reference(torch.tensor([tokens])).logits[0]
+            agree = ours.argmax(dim=-1) == theirs.argmax(dim=-1)
+            same, positions = same + int(agree[begin - 1 :].sum()), positions + len(tokens) - begin + 1
             apart = max(apart, float((ours - theirs).abs().max()))
     return Agreement(same, positions, apart)
 
 
-def texts(folder: Path) -> list[list[int]]:
-    """Held-out prompts with their answers."""
+def _texts(folder: Path) -> list[tuple[list[int], int]]:
+    """Held-out prompts with their answers, and where these begin."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     found = []
-    for task in TASKS:
-        for one in samples(task, 8, seed=77):
-            chat = [{"role": "user", "content": one.prompt}, {"role": "assistant", "content": one.answer}]
-            found.append(tokenizer.apply_chat_template(chat, return_dict=True)["input_ids"])
+    for one in (one for task in TASKS for one in samples(task, 5, seed=77)):
+        user = [{"role": "user", "content": one.prompt}]
+        prompt = tokenizer.apply_chat_template(user, add_generation_prompt=True, return_dict=True)["input_ids"]
+        answer = tokenizer(one.answer, add_special_tokens=False)["input_ids"]
+        found.append(([*prompt, *answer], len(prompt)))
     return found
 
 
-def logits_of(ragged: RaggedModel, tokens: list[int]) -> torch.Tensor:
-    """Of every position, a row a step behind the first one: as decoding computes them."""
+def _logits_of(ragged: RaggedModel, tokens: list[int]) -> torch.Tensor:
+    """Of every position."""
     store = KVStore(ragged.layout, ragged.layout.nbytes(len(tokens)))
-    kv, found = store.reserve(len(tokens)), []
-    for token in tokens:
-        found.append(ragged.forward([Chunk(0, [token], kv, prefill=False, wants_logits=True)]).float().clone())
-        kv.commit(1)
-    return torch.cat(found)
+    chunk = Chunk(0, tokens, store.reserve(len(tokens)), prefill=True, wants_logits=True, logit_rows=len(tokens))
+    return ragged.forward([chunk]).float().clone()

@@ -1,4 +1,4 @@
-"""FP8 experts give the same logits at any budget and policy, and the tokens of transformers' model of them in float32."""
+"""FP8 experts give the same logits at any budget and policy, and the tokens of transformers' model in float32."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ import torch
 import transformers
 
 from greenroom.demo import bundled_model_path
-from greenroom.demo.tasks import TASKS, samples
 from greenroom.experts.pack.pack_file import PackFile
-from greenroom.moe.attention.kv_cache import KVStore
-from greenroom.moe.attention.ragged_attention import Chunk
 from greenroom.moe.formats.expert_format import PLAIN_FORMAT, ExpertFormat
 from greenroom.moe.formats.fp8 import FP8_BLOCKS, FP8_ROWS
 from greenroom.moe.forward.ragged_model import RaggedModel
@@ -23,6 +20,7 @@ from greenroom.moe.loading.load_model import load
 from greenroom.moe.loading.packing import ensure_pack
 from tests.compiled import native as native
 from tests.contract.exactness.models import Model, batch_logits
+from tests.contract.exactness.most_likely import agreement
 from tests.fp8_checkpoints import save_dequantized, to_fp8
 
 KINDS = {"blocks": FP8_BLOCKS, "compressed-channels": FP8_ROWS}
@@ -93,7 +91,9 @@ def test_torch_computes_the_expanded_experts(fp8: Models, kind: str, budget: str
 def test_the_most_likely_tokens_are_those_of_float32(
     native: NativeRows, fp8: Models, kind: str, tmp_path: Path
 ) -> None:
-    """Of transformers' model of the same numbers in float32, attention and all: all that differs is rounding."""
+    """Of transformers' model of the same numbers in float32, attention and all: all that differs is rounding. Where an
+    answer is generated, since prompts have words that nobody can foretell.
+    """
     model = fp8.get(kind, KINDS[kind], NATIVE)
     reference = transformers.AutoModelForCausalLM.from_pretrained(
         save_dequantized(fp8.folders[kind], tmp_path / kind), dtype=torch.float32, experts_implementation="eager"
@@ -101,5 +101,5 @@ def test_the_most_likely_tokens_are_those_of_float32(
     with model.experts("100%", "lru"):
         found = agreement(model.ragged, reference, model.folder)
     print(f"{kind}: {found}")  # noqa: T201 - how near it is
-    assert found.positions > 1000
-    assert found.same >= 0.99 * found.positions, found
+    assert found.positions > 300
+    assert found.same >= 0.99 * found.positions, str(found)

@@ -135,5 +135,5 @@ def test_the_bundled_model_says_what_its_numbers_say(
         found = agreement(model.ragged, reference, coded)
     model.pack.close()
     print(f"{name}: {found}")  # noqa: T201 - how near it is
-    assert found.positions > 1000
-    assert found.same >= 0.99 * found.positions, found
+    assert found.positions > 300
+    assert found.same >= 0.99 * found.positions, str(found)

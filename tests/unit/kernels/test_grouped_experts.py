@@ -77,7 +77,7 @@ def test_sums_that_are_exact_are_those_of_the_expanded_weights(name: str, hidden
     assert all(torch.equal(a.float(), b) for a, b in zip(expanded, expert.expanded, strict=True))
     native.experts([expanded], [0, count], rows, tokens, scales, plain, add=False)
     assert torch.equal(coded, plain)
-    assert len(coded.unique()) > 10, "there is something to compare"
+    assert len(set(coded.flatten().tolist())) > 10, "there is something to compare"
 
 
 @given(

@@ -28,7 +28,7 @@ from greenroom.worker.model.checkpoint_summary import summarise
 from tests.fp8_checkpoints import KINDS, Tensors, dequantized, rewrite, to_fp8
 from tests.random_checkpoints import EXPERTS, edit_json, save_random
 
-SIZES = {"hidden_size": 160, "moe_intermediate_size": 144}
+SIZES: dict[str, Any] = {"hidden_size": 160, "moe_intermediate_size": 144}
 """Of which neither is a multiple of a block."""
 STORED = {"blocks": FP8_BLOCKS, "compressed-blocks": FP8_BLOCKS}
 

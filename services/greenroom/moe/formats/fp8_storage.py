@@ -21,13 +21,12 @@ from greenroom.moe.formats.stored_matrix import NotServed, Shipped
 CODES: Final = "F8_E4M3"
 _SCALES: Final = ("F32", "BF16", "F16")
 _LARGEST: Final = 448.0
-_NOT_A_NUMBER: Final = 0x7F
-"""The code without its sign."""
+_NOT_A_NUMBER, _NEGATIVE_NOT_A_NUMBER = 0x7F, 0xFF
 
 
 @dataclass(frozen=True)
 class Fp8Storage:
-    """``scale``: the name of the scales. ``blocks``: each is of 128 by 128 weights; else of an output, or of the matrix."""
+    """``scale``: the name of the scales. ``blocks``: each is of 128 by 128 weights, else of an output or the matrix."""
 
     scale: str
     blocks: bool
@@ -43,8 +42,8 @@ class Fp8Storage:
         weight, scale = stored["weight"], stored[self.scale]
         if len(weight.shape) != 2 or weight.dtype != CODES:
             raise CorruptCheckpoint(
-                f"{weight.name} in {weight.shard} has the shape {weight.shape} of {weight.dtype}, and {scale.name} beside "
-                f"it is of a matrix of {CODES}"
+                f"{weight.name} in {weight.shard} has the shape {weight.shape} of {weight.dtype}, and {scale.name} "
+                f"beside it is of a matrix of {CODES}"
             )
         allowed = self._scale_shapes(*weight.shape)
         if scale.dtype not in _SCALES or scale.shape not in allowed:
@@ -60,7 +59,8 @@ class Fp8Storage:
 
     def check(self, parts: Sequence[torch.Tensor], dtype: torch.dtype) -> None:
         codes, scales = parts
-        if bool((codes & _NOT_A_NUMBER == _NOT_A_NUMBER).any()):
+        # Both are the largest of all codes, with a sign and without.
+        if int(codes.view(torch.int8).max()) == _NOT_A_NUMBER or int(codes.max()) == _NEGATIVE_NOT_A_NUMBER:
             raise BadCodes(0, "has a code that is no number")
         most = scales.double().abs().max()
         if not bool(most.isfinite()):

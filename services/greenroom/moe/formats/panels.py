@@ -72,10 +72,12 @@ def rows_of_lanes(lanes: torch.Tensor, outputs: int, *, joined: bool) -> torch.T
 
 
 def byte_codes(codes: torch.Tensor, *, joined: bool) -> torch.Tensor:
-    """Bytes ``[outputs, inputs]`` as ``[panels, units, 1024]``: for each input 16 of the left half, then of the right."""
+    """Bytes ``[outputs, inputs]`` as ``[panels, units, 1024]``: for an input 16 of the left half, then of the right."""
     halves, units = halves_of(_whole_units(codes), joined=joined), units_of(codes.shape[1])
-    by_input = halves.view(-1, 2, HALF, units, UNIT).permute(0, 3, 4, 1, 2)
-    return by_input.reshape(-1, units, UNIT * PANEL)
+    # Four inputs change places together first, since a byte alone takes as long: half as fast again as one permutation.
+    fours = halves.reshape(-1, PANEL, units * UNIT // 4, 4).view(torch.int32).squeeze(-1).transpose(1, 2).contiguous()
+    by_output = fours.view(torch.uint8).view(-1, units * UNIT // 4, PANEL, 4)
+    return by_output.transpose(2, 3).reshape(-1, units, UNIT * PANEL)
 
 
 def rows_of_bytes(codes: torch.Tensor, outputs: int, inputs: int, *, joined: bool) -> torch.Tensor:
@@ -88,8 +90,8 @@ def rows_of_bytes(codes: torch.Tensor, outputs: int, inputs: int, *, joined: boo
 def bit_codes(codes: torch.Tensor, bits: int, *, joined: bool) -> torch.Tensor:
     """Codes of 1, 2 or 4 ``bits`` in ``uint8[outputs, inputs]`` as ``[panels, units, 128 * bits]``.
 
-    A row of a unit is 16 lanes of 32 bits, little-endian, a lane for one output of each half. From the lowest bits on it
-    has an input of the left half, the same one of the right half, the next input of both, and so on.
+    A row of a unit is 16 lanes of 32 bits, little-endian, a lane for one output of each half. From the lowest bits on
+    it has an input of the left half, the same one of the right half, the next input of both, and so on.
     """
     units, together = units_of(codes.shape[1]), 16 // bits
     halves = halves_of(_whole_units(codes), joined=joined)

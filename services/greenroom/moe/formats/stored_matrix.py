@@ -22,8 +22,10 @@ class NotServed(UnsupportedModel):
 
 
 class MatrixStorage(Protocol):
-    parts: tuple[str, ...]
-    """The last components of the parts' names. They stand in the place of ``weight``."""
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The last components of the parts' names. They stand in the place of ``weight``."""
+        ...
 
     def is_part(self, tensor: StoredTensor) -> bool:
         """Whether a tensor of such a name is one: a ``weight`` may hold numbers as well."""

@@ -214,11 +214,17 @@ def _plain_swiglu(native: NativeRows, experts: Any) -> Products:
 
 
 def _plain_clamped(native: NativeRows, experts: Any) -> Products:
-    return partial(native.clamped_experts, clamped_gate_of(experts))
+    return partial(native.clamped_experts, _gate_of(experts))
 
 
 def _mxfp4_clamped(native: NativeRows, experts: Any) -> Products:
-    return partial(native.mxfp4_experts, clamped_gate_of(experts))
+    return partial(native.mxfp4_experts, _gate_of(experts))
+
+
+def _gate_of(experts: Any) -> ClampedGate:
+    gate = clamped_gate_of(experts)
+    assert gate is not None, "its kind says so"
+    return gate
 
 
 def _grouped_swiglu(of: GroupedFormat, native: NativeRows, experts: Any) -> Products:

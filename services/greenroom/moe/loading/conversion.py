@@ -397,7 +397,7 @@ class ExpertPlan:
         assert recipe.coded is not None
         shapes = [storage.numbers(parts, recipe.dtype).shape for parts in matrices]
         places = torch.arange(sum(math.prod(shape) for shape in shapes), dtype=torch.int32)
-        each = places.split([math.prod(shape) for shape in shapes])
+        each = torch.split(places, [math.prod(shape) for shape in shapes])
         made = recipe.make([part.view(shape) for part, shape in zip(each, shapes, strict=True)], self._model)
         if (shape := tuple(made[recipe.target].shape)) != recipe.coded.shape:
             raise CorruptCheckpoint(

@@ -1,8 +1,9 @@
 """Which quantised checkpoints of MoE models are served, and how transformers finds gpt-oss's tensors.
 
 Most methods store a matrix in tensors beside each other (``formats/stored_matrix.py``). gpt-oss has its experts in
-MXFP4: blocks of 32 numbers of 4 bits, with a scale of 8 bits. transformers' own dequantiser makes numbers of them one by
-one while they are packed, unless they are to stay as they are (``moe/formats``). Its dense weights are not quantised.
+MXFP4: blocks of 32 numbers of 4 bits, with a scale of 8 bits. transformers' own dequantiser makes numbers of them one
+by one while they are packed, unless they are to stay as they are (``moe/formats``). Its dense weights are not
+quantised.
 """
 
 from __future__ import annotations

@@ -149,13 +149,13 @@ constexpr size_t QUERIES_TOGETHER = 32, SCORES_TOGETHER = 1 << 18;
 
 #if defined(__x86_64__)
 #if defined(__clang__)
-#define BEGIN_AVX512 _Pragma("clang attribute push(__attribute__((target(\"avx512f\"))), apply_to=function)")
+#define BEGIN_AVX512 _Pragma("clang attribute push(__attribute__((target(\"avx512f,avx512bw\"))), apply_to=function)")
 #define BEGIN_AVX512BF16 \
   _Pragma("clang attribute push(__attribute__((target(\"avx512f,avx512bw,avx512vl,avx512bf16\"))), apply_to=function)")
 #define BEGIN_AVX2 _Pragma("clang attribute push(__attribute__((target(\"avx2,fma,f16c\"))), apply_to=function)")
 #define END_TARGET _Pragma("clang attribute pop")
 #else
-#define BEGIN_AVX512 _Pragma("GCC push_options") _Pragma("GCC target(\"avx512f,prefer-vector-width=512\")")
+#define BEGIN_AVX512 _Pragma("GCC push_options") _Pragma("GCC target(\"avx512f,avx512bw,prefer-vector-width=512\")")
 #define BEGIN_AVX512BF16 \
   _Pragma("GCC push_options") _Pragma("GCC target(\"avx512f,avx512bw,avx512vl,avx512bf16,prefer-vector-width=512\")")
 #define BEGIN_AVX2 _Pragma("GCC push_options") _Pragma("GCC target(\"avx2,fma,f16c\")")
@@ -285,7 +285,7 @@ std::vector<Kernels> available() {
   if (__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl"))
     found.push_back(KERNELS(avx512bf16));
 #endif
-  if (__builtin_cpu_supports("avx512f")) found.push_back(KERNELS(avx512));
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")) found.push_back(KERNELS(avx512));
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && converts_halfs()) found.push_back(KERNELS(avx2));
   if (!found.empty()) found.push_back(KERNELS(plain));
 #elif defined(__aarch64__)
