@@ -192,9 +192,7 @@ def hash_of(text: str) -> int:
     return sum(ord(letter) * 31**place for place, letter in enumerate(text)) % 2**31
 
 
-def save_int4(
-    plain: Path, folder: Path, kind: Kind, *, same: bool = True, left_out: tuple[str, ...] = HEAD
-) -> Path:
+def save_int4(plain: Path, folder: Path, kind: Kind, *, same: bool = True, left_out: tuple[str, ...] = HEAD) -> Path:
     """The checkpoint ``plain`` in codes, in one file. ``left_out``: ends of names of layers that stay numbers."""
     tensors: Tensors = {}
     for name, tensor in load_all(plain).items():

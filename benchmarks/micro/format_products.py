@@ -34,6 +34,7 @@ from greenroom.moe.architecture.moe_layers import ExpertTensor, MoeLayer
 from greenroom.moe.formats.expert_format import ExpertFormat
 from greenroom.moe.formats.fp8 import FP8_BLOCKS, FP8_ROWS
 from greenroom.moe.formats.grouped_format import GroupedFormat
+from greenroom.moe.formats.int4.record import Int4
 from greenroom.moe.formats.int8 import INT8
 from greenroom.moe.formats.mxfp4 import MXFP4
 from greenroom.moe.kernels.native.rows import ClampedGate, GroupedExpert, NativeRows, native_rows
@@ -100,7 +101,7 @@ def swiglu_layer(hidden: int, inner: int) -> MoeLayer:
 
 
 Noise = Callable[[torch.Tensor], torch.Tensor]
-"""From normal numbers of a deviation of 1 to codes, whose numbers deviate by about 100 in FP8 and 30 in int8."""
+"""From normal numbers of a deviation of 1 to codes, whose numbers deviate by about 100 in FP8, 30 in int8 and 2.5 in int4."""
 
 
 def _fp8(noise: torch.Tensor) -> torch.Tensor:
@@ -109,6 +110,10 @@ def _fp8(noise: torch.Tensor) -> torch.Tensor:
 
 def _int8(noise: torch.Tensor) -> torch.Tensor:
     return (noise * 30).clamp_(-127, 127).to(torch.int8).view(torch.uint8)
+
+
+def _int4(noise: torch.Tensor) -> torch.Tensor:
+    return (noise * 2.5 + 8).round_().clamp_(0, 15).to(torch.uint8)
 
 
 def grouped_arms(
@@ -127,7 +132,10 @@ def grouped_arms(
             groups = -(-inputs // codes.group) if codes.group else 1
             scales = torch.rand(1, groups, generator=generator).expand(outputs, groups) * 2e-4 + 1e-4
             noise = torch.randn(outputs, inputs, generator=generator)
-            made |= expert_format.make(tensor, (coded(noise), scales.to(dtypes[f"{tensor.name}_scales"])))
+            parts = [coded(noise), scales.to(dtypes[f"{tensor.name}_scales"])]
+            if f"{tensor.name}_zeros" in dtypes:
+                parts.append(torch.randint(7, 10, (outputs, groups), dtype=torch.uint8, generator=generator))
+            made |= expert_format.make(tensor, parts)
         record = layout.views(torch.zeros(layout.nbytes, dtype=torch.uint8))
         for spec, view in zip(layout.tensors, record, strict=True):
             view.copy_(made[spec.name])
@@ -147,6 +155,7 @@ FORMATS: Final = {
     FP8_BLOCKS.name: partial(grouped_arms, expert_format=FP8_BLOCKS, coded=_fp8),
     FP8_ROWS.name: partial(grouped_arms, expert_format=FP8_ROWS, coded=_fp8),
     INT8.name: partial(grouped_arms, expert_format=INT8, coded=_int8),
+    Int4.name: partial(grouped_arms, expert_format=Int4(128, zeros=True), coded=_int4),
 }
 
 

@@ -112,9 +112,7 @@ BUNDLED = {
 
 
 @pytest.mark.parametrize("name", BUNDLED)
-def test_the_bundled_model_says_what_its_numbers_say(
-    name: str, native: NativeRows, tmp_path: Path
-) -> None:
+def test_the_bundled_model_says_what_its_numbers_say(name: str, native: NativeRows, tmp_path: Path) -> None:
     """The reference has the codes' numbers and everything else in float32."""
     kind = BUNDLED[name]
     coded = save_int4(bundled_model_path(), tmp_path / "coded", kind)

@@ -37,9 +37,7 @@ def pair_of(family: str, kind: Kind, root: Path, dtype: str) -> Pair:
     source = ScriptedExperts.at(ensure_pack(checkpoint, dtype, root / "cache"))
     loaded = load(checkpoint, dtype, products="torch")
     attach(loaded, source)
-    eager = model_class(checkpoint.config).from_pretrained(
-        decoded, dtype=loaded.dtype, experts_implementation="eager"
-    )
+    eager = model_class(checkpoint.config).from_pretrained(decoded, dtype=loaded.dtype, experts_implementation="eager")
     align(eager)
     return Pair(checkpoint, eager.eval(), loaded, source)
 
@@ -58,7 +56,11 @@ def test_logits_are_those_of_the_decoded_model(family: str, name: str, dtype: st
     pair = pair_of(family, kind, tmp_path, dtype)
     ids = prompts(2, 9)
     assert torch.equal(logits(pair, pair.loaded.model, ids), logits(pair, pair.eager, ids))
-    modules = {stored.rpartition(".")[0] for stored in load_all(tmp_path / "coded") if stored.endswith("scale") or stored.endswith("scales")}
+    modules = {
+        stored.rpartition(".")[0]
+        for stored in load_all(tmp_path / "coded")
+        if stored.endswith("scale") or stored.endswith("scales")
+    }
     assert any(".experts." in module for module in modules)
     assert any("self_attn" in module for module in modules), "layers beside the experts are in codes too"
 

@@ -247,7 +247,9 @@ def test_biases_of_zeros_are_left_out(plain: Path, tmp_path: Path) -> None:
     """AutoGPTQ wrote one for each layer that it quantised."""
     folder = rewrite(
         save_int4(plain, tmp_path / "model", KINDS["gptq"]),
-        lambda t: t.update({f"{OWN}.bias": torch.zeros(64).half(), "model.layers.0.self_attn.q_proj.bias": torch.zeros(32)}),
+        lambda t: t.update(
+            {f"{OWN}.bias": torch.zeros(64).half(), "model.layers.0.self_attn.q_proj.bias": torch.zeros(32)}
+        ),
     )
     load(resolve(str(folder)))
 
@@ -278,7 +280,10 @@ def test_a_scale_that_the_dtype_lacks_is_refused(plain: Path, tmp_path: Path) ->
         tensors[f"{OWN}.qweight"][:, 7] = 0x0F0F0F0F
 
     folder = rewrite(save_int4(plain, tmp_path / "model", KINDS["gptq"]), enlarge)
-    with pytest.raises(CorruptCheckpoint, match=rf"{OWN}\.scales in .*: expert 3 has a scale of 6e\+04, whose weights torch\.float16 lacks"):
+    with pytest.raises(
+        CorruptCheckpoint,
+        match=rf"{OWN}\.scales in .*: expert 3 has a scale of 6e\+04, whose weights torch\.float16 lacks",
+    ):
         ensure_pack(resolve(str(folder)), "float16", cache_dir=tmp_path)
     ensure_pack(resolve(str(folder)), "bfloat16", cache_dir=tmp_path)
 

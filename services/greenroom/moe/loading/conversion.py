@@ -312,7 +312,11 @@ class ExpertPlan:
     def _is_of_parts(self, key: str) -> bool:
         """Whether it is the bias of a linear layer that is stored in parts."""
         module, _, last = key.rpartition(".")
-        return last == "bias" and self.storage is not None and f"{module}.{self.storage.parts[0]}" in self.checkpoint.tensors
+        return (
+            last == "bias"
+            and self.storage is not None
+            and f"{module}.{self.storage.parts[0]}" in self.checkpoint.tensors
+        )
 
     def _check_parts(self, name: str, parts: dict[str, StoredTensor]) -> None:
         """Checks that a stored matrix has all of its parts, and that they belong together."""

@@ -118,7 +118,10 @@ def pack_quantized(settings: Mapping[str, Any], scheme: Mapping[str, Any]) -> Sh
         raise NotServed(f"its format is {', '.join(formats)}: what is served in 4 bits is pack-quantized")
     if any(group.get(name) for group in groups for name in ("input_activations", "output_activations")):
         raise NotServed("its activations are quantised: what is served are quantised weights alone")
-    for name, what in (("kv_cache_scheme", "keys and values are quantised"), ("transform_config", "activations are turned")):
+    for name, what in (
+        ("kv_cache_scheme", "keys and values are quantised"),
+        ("transform_config", "activations are turned"),
+    ):
         if settings.get(name):
             raise NotServed(f"its {what} ({name}): what is served are quantised weights alone")
     if (settings.get("sparsity_config") or {}).get("format", "dense") != "dense":

@@ -130,5 +130,3 @@ def _one_order(orders: torch.Tensor, *, joined: bool) -> torch.Tensor:
 def _signed(codes: torch.Tensor) -> torch.Tensor:
     """Of two's complement in 4 bits."""
     return (codes ^ MIDDLE).view(torch.int8) - MIDDLE
-
-
