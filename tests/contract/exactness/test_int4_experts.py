@@ -1,4 +1,4 @@
-"""Experts that stay in codes of 4 bits: the same logits at any budget and policy, and those of the numbers in float32."""
+"""Experts that stay in codes of 4 bits: the same logits at any budget, and the tokens of their numbers in float32."""
 
 from __future__ import annotations
 

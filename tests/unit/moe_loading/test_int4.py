@@ -238,9 +238,13 @@ def test_what_is_broken_is_refused_by_file_and_tensor(what: str, plain: Path, tm
     kind, change, message = BROKEN[what]
     folder = rewrite(save_int4(plain, tmp_path / "model", KINDS[kind]), change)
     with pytest.raises(CorruptCheckpoint, match=message):
-        checkpoint = resolve(str(folder))
-        ensure_pack(checkpoint, cache_dir=tmp_path)
-        load(checkpoint)
+        packed_and_loaded(folder, tmp_path)
+
+
+def packed_and_loaded(folder: Path, cache: Path) -> None:
+    checkpoint = resolve(str(folder))
+    ensure_pack(checkpoint, cache_dir=cache)
+    load(checkpoint)
 
 
 def test_biases_of_zeros_are_left_out(plain: Path, tmp_path: Path) -> None:

@@ -137,8 +137,8 @@ class _Rename(ConversionOps):  # type: ignore[misc]
 
 class ExpertPlan:
     """How every expert of a checkpoint is made from its tensors. ``dense``: the tensors of everything else, and
-    ``dense_in_parts``: its matrices that are stored in parts, by the name of the tensor that they make. ``unused_biases``:
-    of linear layers in parts that the model has no bias for; older tools write zeros there.
+    ``dense_in_parts``: its matrices that are stored in parts, by the name of the tensor that they make.
+    ``unused_biases``: of linear layers in parts that the model has no bias for; older tools write zeros there.
 
     Reads no weights. Raises UnsupportedModel for a mapping that can not be applied expert by expert, and
     CorruptCheckpoint if tensors are missing or do not have the shapes that the configuration says.

@@ -33,8 +33,8 @@ def kept_format(
     where compiled products take them so; torch's would have to expand an expert each time that it is used. ``products``
     and ``device`` (its type): what it will be computed by.
 
-    Raises InvalidConfig for a name that is not in EXPERTS_AS or PRODUCTS, for a dtype that experts can not have, and for
-    "stored" where there is no record for them as they are.
+    Raises InvalidConfig for a name that is not in EXPERTS_AS or PRODUCTS, for a dtype that experts can not have, and
+    for "stored" where there is no record for them as they are.
     """
     if experts_as not in EXPERTS_AS:
         raise InvalidConfig("experts_as", experts_as, f"allowed: {', '.join(EXPERTS_AS)}")
