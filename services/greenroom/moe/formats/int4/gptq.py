@@ -65,8 +65,6 @@ class GptqStorage:
     def check(self, parts: Sequence[torch.Tensor], dtype: torch.dtype) -> None:
         _, qzeros, scales, g_idx = parts
         check_groups(g_idx, len(scales), _G_IDX)
-        if not self.ordered and not in_order(g_idx, len(scales)):
-            raise BadCodes(_G_IDX, "is an order of the inputs, and by quantization_config there is none (desc_act)")
         if self.version == 1 and bool((unpacked(qzeros) == LARGEST).any()):
             raise BadCodes(_QZEROS, f"has a zero point of {LARGEST + 1}, and codes end at {LARGEST}")
         check_scales(scales, dtype, _SCALES, lambda: self.numbers(parts, dtype))

@@ -36,7 +36,7 @@ from greenroom.moe.formats.int4.matrix import (
     unpacked,
 )
 from greenroom.moe.formats.int4.record import Int4, codes_of
-from greenroom.moe.formats.int4.settings import group_size, names, need_4_bits
+from greenroom.moe.formats.int4.settings import group_size, names
 from greenroom.moe.formats.stored_matrix import NotServed, Shipped
 
 
@@ -111,7 +111,6 @@ class PackQuantizedStorage:
 def pack_quantized(settings: Mapping[str, Any], scheme: Mapping[str, Any]) -> Shipped:
     """``scheme``: the one that compressed-tensors' ``settings`` have for all weights. Raises NotServed for any but codes
     of 4 bits with scales of groups or of outputs, and where more than the weights is quantised."""
-    need_4_bits(scheme.get("num_bits"))
     groups = settings["config_groups"].values()
     formats = sorted({str(group.get("format") or settings.get("format")) for group in groups})
     if formats != ["pack-quantized"]:

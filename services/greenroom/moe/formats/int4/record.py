@@ -104,8 +104,12 @@ class Int4(GroupedFormat):
 
 
 def codes_of(matrix: Int4Matrix, *, ordered: bool) -> list[torch.Tensor]:
-    """What ``Int4`` makes a record of."""
+    """What ``Int4`` makes a record of. Raises UnsupportedModel for an order where the record has none."""
     codes, scales, zeros, groups = matrix
+    if groups is not None and not ordered:
+        raise UnsupportedModel(
+            "an expert's inputs are in an order, and by quantization_config there is none: use --experts-as expanded"
+        )
     order = torch.arange(codes.shape[1]) if groups is None else torch.argsort(groups, stable=True)
     return [
         codes if groups is None else codes[:, order],
