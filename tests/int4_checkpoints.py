@@ -77,7 +77,7 @@ KINDS = {
 
 
 def quantise(weight: torch.Tensor, kind: Kind, groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Codes ``[outputs, inputs]``, scales and zero points ``[outputs, groups]``, to the nearest. ``groups``: of inputs."""
+    """Codes ``[outputs, inputs]``, scales and zero points ``[outputs, groups]``. ``groups``: of inputs."""
     count = int(groups.max()) + 1
     by_group = torch.stack([weight[:, groups == group].float() for group in range(count)], dim=1)
     if kind.symmetric:

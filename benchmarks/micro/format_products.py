@@ -34,6 +34,7 @@ from greenroom.moe.architecture.moe_layers import ExpertTensor, MoeLayer
 from greenroom.moe.formats.expert_format import ExpertFormat
 from greenroom.moe.formats.fp8 import FP8_BLOCKS, FP8_ROWS
 from greenroom.moe.formats.grouped_format import GroupedFormat
+from greenroom.moe.formats.int4.record import Int4
 from greenroom.moe.formats.int8 import INT8
 from greenroom.moe.formats.k_quants import Q4_K, Q6_K
 from greenroom.moe.formats.k_quants import SUPER as K_QUANT
@@ -105,7 +106,7 @@ def clamped_arms(
 
 Stored = Callable[[torch.Tensor, int, torch.Generator], tuple[torch.Tensor, ...]]
 """From normal numbers ``[outputs, inputs]`` of a deviation of 1, and how many of them share a scale (0: a row), what is
-stored of a matrix. Numbers of codes deviate by about 100 in FP8, 30 in int8, 4 in Q4_K and 10 in Q6_K."""
+stored of a matrix. Numbers of codes deviate by about 100 in FP8, 30 in int8, 2.5 in int4, 4 in Q4_K and 10 in Q6_K."""
 
 
 def _scales(noise: torch.Tensor, group: int, generator: torch.Generator) -> torch.Tensor:
@@ -135,6 +136,12 @@ def _q6_k(noise: torch.Tensor, group: int, generator: torch.Generator) -> tuple[
     codes = (noise * 10 + 32).clamp_(0, 63).to(torch.uint8)
     factors = torch.full((len(codes), -(-codes.shape[1] // K_QUANT)), 8e-6).half()
     return codes, factors, torch.full((len(codes), factors.shape[1] * K_QUANT // group), 64, dtype=torch.int8)
+
+
+def _int4(noise: torch.Tensor, group: int, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
+    codes = (noise * 2.5 + 8).round_().clamp_(0, 15).to(torch.uint8)
+    scales = _scales(noise, group, generator).half()
+    return codes, scales, torch.randint(7, 10, scales.shape, dtype=torch.uint8, generator=generator)
 
 
 def grouped_arms(
@@ -212,6 +219,7 @@ FORMATS: Final = {
     INT8.name: Kind(partial(grouped_arms, expert_format=INT8, stored_as=_int8), RANDOM, 32),
     Q4_K.name: Kind(partial(grouped_arms, expert_format=Q4_K, stored_as=_q4_k), RANDOM, K_QUANT),
     Q6_K.name: Kind(partial(grouped_arms, expert_format=Q6_K, stored_as=_q6_k), RANDOM, K_QUANT),
+    Int4.name: Kind(partial(grouped_arms, expert_format=Int4(128, zeros=True), stored_as=_int4), RANDOM, 128),
 }
 
 

@@ -19,9 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from greenroom.experts.pack.layout import DTYPES
-from greenroom.moe.formats.grouped_format import GroupedFormat
 from greenroom.moe.formats.panels import panels_of, units_of
-from greenroom.moe.formats.registry import FORMATS
 from tests.arm.build import DRIVER, EMULATOR, LIBRARY, SYSTEM
 
 _MEMORY: Final = 1 << 28
@@ -187,6 +185,8 @@ def _grouped_experts(
 
 def _grouped_sizes(call: Call, formats: int, hidden: int, inner: int) -> list[int]:
     """Of an expert's tensors, in pairs of bytes."""
+    from tests.unit.kernels.grouped_weights import SAMPLES  # which asks for the library: late, since that is replaced
+
     up, up_group, up_ordered, down, down_group, down_ordered = words_at(formats, 6).tolist()
     sizes = []
     for number, group, ordered, outputs, inputs, joined in (
@@ -194,7 +194,9 @@ def _grouped_sizes(call: Call, formats: int, hidden: int, inner: int) -> list[in
     ):  # fmt: skip
         name = call.library.ask(f"text greenroom_grouped_format {number}")
         of = next(
-            of for of in FORMATS.values() if isinstance(of, GroupedFormat) and name in {one.name for one in of.products}
+            of
+            for of, _ in SAMPLES.values()
+            if len({one.name for one in of.products}) == 1 and of.products[0].name == name
         )
         parts = of.parts(panels_of(outputs, joined=joined), units_of(inputs), -(-inputs // group) if group else 1)
         sizes += [int(np.prod(shape)) * DTYPES[dtype].itemsize // 2 for _, shape, dtype in parts]

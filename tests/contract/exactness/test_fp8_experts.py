@@ -10,7 +10,6 @@ import torch
 import transformers
 
 from greenroom.demo import bundled_model_path
-from greenroom.demo.tasks import TASKS, samples
 from greenroom.experts.pack.pack_file import PackFile
 from greenroom.moe.formats.expert_format import PLAIN_FORMAT, ExpertFormat
 from greenroom.moe.formats.fp8 import FP8_BLOCKS, FP8_ROWS
@@ -20,7 +19,8 @@ from greenroom.moe.loading.checkpoint import resolve
 from greenroom.moe.loading.load_model import load
 from greenroom.moe.loading.packing import ensure_pack
 from tests.compiled import native as native
-from tests.contract.exactness.models import Model, batch_logits, logits_of
+from tests.contract.exactness.models import Model, batch_logits
+from tests.contract.exactness.most_likely import agreement
 from tests.fp8_checkpoints import save_dequantized, to_fp8
 
 KINDS = {"blocks": FP8_BLOCKS, "compressed-channels": FP8_ROWS}
@@ -87,18 +87,6 @@ def test_torch_computes_the_expanded_experts(fp8: Models, kind: str, budget: str
     assert all(torch.equal(ours, whole) for ours, whole in zip(logits, expected, strict=True))
 
 
-def texts(folder: Path) -> list[tuple[list[int], int]]:
-    """Held-out prompts with their answers, and where these begin."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    found = []
-    for one in (one for task in TASKS for one in samples(task, 5, seed=77)):
-        user = [{"role": "user", "content": one.prompt}]
-        prompt = tokenizer.apply_chat_template(user, add_generation_prompt=True, return_dict=True)["input_ids"]
-        answer = tokenizer(one.answer, add_special_tokens=False)["input_ids"]
-        found.append(([*prompt, *answer], len(prompt)))
-    return found
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_most_likely_tokens_are_those_of_float32(
     native: NativeRows, fp8: Models, kind: str, tmp_path: Path
@@ -110,15 +98,8 @@ def test_the_most_likely_tokens_are_those_of_float32(
     reference = transformers.AutoModelForCausalLM.from_pretrained(
         save_dequantized(fp8.folders[kind], tmp_path / kind), dtype=torch.float32, experts_implementation="eager"
     )
-    same = total = 0
-    largest = 0.0
-    with model.experts("100%", "lru"), torch.inference_mode():
-        for tokens, begin in texts(model.folder):
-            ours, theirs = logits_of(model.ragged, tokens), reference(torch.tensor([tokens])).logits[0]
-            agree = ours.argmax(dim=-1) == theirs.argmax(dim=-1)
-            same, total = same + int(agree[begin - 1 :].sum()), total + len(tokens) - begin + 1
-            largest = max(largest, float((ours - theirs).abs().max()))
-    told = f"{kind}: {same} of {total} positions ({same / total:.2%}), logits differ by at most {largest:.3f}"
-    print(told)  # noqa: T201 - how near it is
-    assert total > 300
-    assert same >= 0.99 * total, told
+    with model.experts("100%", "lru"):
+        found = agreement(model.ragged, reference, model.folder)
+    print(f"{kind}: {found}")  # noqa: T201 - how near it is
+    assert found.positions > 300
+    assert found.same >= 0.99 * found.positions, str(found)

@@ -238,9 +238,13 @@ def test_what_is_broken_is_refused_by_file_and_tensor(what: str, plain: Path, tm
     kind, change, message = BROKEN[what]
     folder = rewrite(save_int4(plain, tmp_path / "model", KINDS[kind]), change)
     with pytest.raises(CorruptCheckpoint, match=message):
-        checkpoint = resolve(str(folder))
-        ensure_pack(checkpoint, cache_dir=tmp_path)
-        load(checkpoint)
+        packed_and_loaded(folder, tmp_path)
+
+
+def packed_and_loaded(folder: Path, cache: Path) -> None:
+    checkpoint = resolve(str(folder))
+    ensure_pack(checkpoint, cache_dir=cache)
+    load(checkpoint)
 
 
 def test_biases_of_zeros_are_left_out(plain: Path, tmp_path: Path) -> None:
@@ -311,10 +315,10 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 
 WEIGHTS: dict[str, tuple[dict[str, Any], str]] = {
     "activations": ({"input_activations": {"num_bits": 8}}, "its activations are quantised"),
-    "eight bits": ({"weights": {"num_bits": 8}}, "its codes have 8 bits"),
+    "eight bits": ({"weights": {"num_bits": 8, "type": "int"}}, "its weights are int of 8 bits"),
     "floats": ({"weights": {"num_bits": 4, "type": "float"}}, "its weights are float of 4 bits"),
-    "tensors": ({"weights": {"num_bits": 4, "strategy": "tensor"}}, "its scales are by tensor"),
-    "blocks": ({"weights": {"num_bits": 4, "strategy": "block"}}, "its scales are by block"),
+    "tensors": ({"weights": {"num_bits": 4, "type": "int", "strategy": "tensor"}}, "its scales are by tensor"),
+    "blocks": ({"weights": {"num_bits": 4, "type": "int", "strategy": "block"}}, "its scales are by block"),
 }
 
 
@@ -428,7 +432,19 @@ def test_orders_of_gate_and_up_that_differ_are_expanded(tmp_path: Path, plain: P
     checkpoint = resolve(str(save_int4(plain, tmp_path / "model", KINDS["gptq-act-order"], same=False)))
     with pytest.raises(UnsupportedModel, match=r"in orders of their own, .* use --experts-as expanded"):
         ensure_pack(checkpoint, cache_dir=tmp_path, expert_format=kept_format(checkpoint, experts_as="stored"))
+    assert kept_format(checkpoint) is PLAIN_FORMAT
     ensure_pack(checkpoint, cache_dir=tmp_path)
+
+
+def test_an_order_that_the_configuration_does_not_know_is_expanded(plain: Path, tmp_path: Path) -> None:
+    folder = save_int4(plain, tmp_path / "model", KINDS["gptq-act-order"])
+    expected = ensure_pack(resolve(str(folder)), cache_dir=tmp_path)
+    checkpoint = resolve(str(set_quantization(folder, desc_act=False)))
+    with pytest.raises(UnsupportedModel, match=r"inputs are in an order, and by quantization_config there is none"):
+        ensure_pack(checkpoint, cache_dir=tmp_path, expert_format=kept_format(checkpoint, experts_as="stored"))
+    both = (ScriptedExperts.at(path)._weights for path in (expected, ensure_pack(checkpoint, cache_dir=tmp_path)))
+    for ours, theirs in zip(*both, strict=True):
+        assert all(map(torch.equal, ours[3], theirs[3]))
 
 
 def test_versions_of_one_shape_have_packs_of_their_own(plain: Path, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ def compressed_tensors(settings: Mapping[str, Any]) -> Shipped:
     scheme = schemes[0]
     if not isinstance(scheme, Mapping) or any(other != scheme for other in schemes):
         raise NotServed("its config_groups have several schemes of weights")
-    if scheme.get("type", "int") == "int":
+    if (scheme.get("type"), scheme.get("num_bits")) == ("int", 4):
         return pack_quantized(settings, scheme)
     if (scheme.get("type"), scheme.get("num_bits")) != ("float", 8):
         raise NotServed(f"its weights are {scheme.get('type')} of {scheme.get('num_bits')} bits")

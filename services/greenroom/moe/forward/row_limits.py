@@ -226,16 +226,16 @@ class _Invented:
             left = iter(weights)
             for tensor in self._layers[layer.name].tensors:
                 numbers = torch.empty(tensor.shape, dtype=tensor.dtype).normal_(0.0, _SPREAD, generator=generator)
-                for part in own.encode(tensor, numbers).values():
-                    next(left).copy_(part)
+                for made in own.encode(tensor, numbers).values():
+                    next(left).copy_(made)
             return weights
-        for tensor in weights:
-            if tensor.is_floating_point():
-                tensor.normal_(0.0, _SPREAD, generator=generator)
-            elif tensor.dtype is torch.int32:  # an order of inputs
-                torch.arange(tensor.numel(), out=tensor.view(-1))
+        for part in weights:
+            if part.is_floating_point():
+                part.normal_(0.0, _SPREAD, generator=generator)
+            elif part.dtype is torch.int32:  # an order of inputs
+                torch.arange(part.numel(), out=part.view(-1))
             else:
-                tensor.random_(96, 128, generator=generator)  # as codes anything, as scales nothing large
+                part.random_(96, 128, generator=generator)  # as codes anything, as scales nothing large
         return weights
 
 

@@ -6,9 +6,11 @@ from typing import Final
 
 import torch
 
+from greenroom.checkpoints.shard_reader import ShardReader
 from greenroom.core.errors import InvalidConfig
 from greenroom.moe.architecture.moe_layers import blueprint, experts_modules
 from greenroom.moe.formats.expert_format import PLAIN_FORMAT, ExpertFormat
+from greenroom.moe.formats.grouped_format import GroupedFormat
 from greenroom.moe.formats.lossless import LOSSLESS
 from greenroom.moe.formats.registry import shipped
 from greenroom.moe.formats.stored_matrix import Shipped
@@ -16,6 +18,7 @@ from greenroom.moe.kernels.expert_products import PRODUCTS, are_compiled
 from greenroom.moe.kernels.native.library import NativeUnavailable
 from greenroom.moe.kernels.native.rows import native_rows
 from greenroom.moe.loading.checkpoint import Checkpoint
+from greenroom.moe.loading.conversion import ExpertPlan
 from greenroom.moe.loading.packing import resolve_dtype
 
 EXPERTS_AS: Final = ("auto", "stored", "expanded", "lossless")
@@ -68,7 +71,23 @@ def kept_format(
 def _taken(checkpoint: Checkpoint, own: ExpertFormat) -> bool:
     """Whether compiled products take all of the model's experts as they are shipped."""
     modules = experts_modules(blueprint(checkpoint.config, torch.bfloat16))
-    return all(are_compiled(experts, own.of(name)) for name, experts in modules)
+    if not all(are_compiled(experts, own.of(name)) for name, experts in modules):
+        return False
+    ordered = isinstance(own, GroupedFormat) and own.products[0].ordered
+    return not ordered or not checkpoint.tensors or _share_orders(checkpoint)
+
+
+def _share_orders(checkpoint: Checkpoint) -> bool:
+    """Whether gate and up of each expert have their inputs in one order. Reads that of all of them."""
+    plan = ExpertPlan(checkpoint, torch.bfloat16)
+    with ShardReader() as reader:
+        for recipe in (recipe for recipes in plan.recipes for recipe in recipes):
+            orders = [feed.tensors for feed in recipe.feeds if feed.part.endswith("g_idx")]
+            for of_expert in zip(*orders, strict=True):
+                first, *others = map(reader.read, of_expert)
+                if not all(torch.equal(first, other) for other in others):
+                    return False
+    return True
 
 
 def _compiled() -> bool:

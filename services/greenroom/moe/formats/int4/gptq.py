@@ -5,8 +5,8 @@ A word of 32 bits in ``qweight`` ``[inputs / 8, outputs]`` has eight neighbourin
 ``scales`` are ``[groups, outputs]``. ``g_idx`` ``[inputs]`` has the group of each input: with ``desc_act`` inputs were
 quantised in the order of their activations, and so grouped. Version 1 stores each zero point less one.
 
-Its numbers are those of GPTQModel's ``dequantize_weight`` to the bit if they are made in the scales' dtype, in which that
-multiplies. In another dtype it rounds twice, and this once.
+Its numbers are those of GPTQModel's ``dequantize_weight`` to the bit if they are made in the scales' dtype, in which
+that multiplies. In another dtype it rounds twice, and this once.
 """
 
 from __future__ import annotations
@@ -65,8 +65,6 @@ class GptqStorage:
     def check(self, parts: Sequence[torch.Tensor], dtype: torch.dtype) -> None:
         _, qzeros, scales, g_idx = parts
         check_groups(g_idx, len(scales), _G_IDX)
-        if not self.ordered and not in_order(g_idx, len(scales)):
-            raise BadCodes(_G_IDX, "is an order of the inputs, and by quantization_config there is none (desc_act)")
         if self.version == 1 and bool((unpacked(qzeros) == LARGEST).any()):
             raise BadCodes(_QZEROS, f"has a zero point of {LARGEST + 1}, and codes end at {LARGEST}")
         check_scales(scales, dtype, _SCALES, lambda: self.numbers(parts, dtype))
@@ -95,8 +93,8 @@ def gptq(settings: Mapping[str, Any]) -> Shipped:
         written = "marlin"
     if written not in _VERSIONS:
         raise NotServed(
-            f"its codes are laid out for one product of matrices ({written}): what is served is the checkpoint as it was "
-            f"before ({' or '.join(_VERSIONS)}), which GPTQModel saves"
+            f"its codes are laid out for one product of matrices ({written}): what is served is the checkpoint as it "
+            f"was before ({' or '.join(_VERSIONS)}), which GPTQModel saves"
         )
     storage = GptqStorage(group_size(settings), _VERSIONS[written], bool(settings.get("desc_act")))
     taken = [name for one in settings.get("modules_in_block_to_quantize") or () for name in names(one)]

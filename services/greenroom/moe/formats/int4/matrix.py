@@ -39,7 +39,7 @@ class Int4Matrix(NamedTuple):
     groups: torch.Tensor | None = None
 
     def numbers(self, dtype: torch.dtype) -> torch.Tensor:
-        """``[outputs, inputs]``. Multiplied in float32, which has all products of scales of 16 bits, and rounded once."""
+        """``[outputs, inputs]``. Multiplied in float32, which has all products of scales of 16 bits, then rounded."""
         outputs, inputs = self.codes.shape
         made = torch.empty(outputs, inputs, dtype=dtype)
         step = max(1, _AT_ONCE // inputs)
@@ -73,8 +73,8 @@ def check_header(stored: StoredTensor, dtypes: tuple[str, ...], *shapes: tuple[i
         return
     expected = " or ".join(map(str, shapes)) if shapes else "two dimensions"
     raise CorruptCheckpoint(
-        f"{stored.name} in {stored.shard} has the shape {stored.shape} of {stored.dtype}, and by quantization_config and "
-        f"the tensors beside it {expected} of {' or '.join(dtypes)}"
+        f"{stored.name} in {stored.shard} has the shape {stored.shape} of {stored.dtype}, and by quantization_config "
+        f"and the tensors beside it {expected} of {' or '.join(dtypes)}"
     )
 
 

@@ -1,14 +1,14 @@
 """The layout that compressed-tensors calls pack-quantized, as llm-compressor writes it.
 
 A word of 32 bits in ``weight_packed`` ``[outputs, inputs / 8]`` has eight neighbouring inputs, one in
-``weight_zero_point`` ``[outputs / 8, groups]`` the zero points of eight neighbouring outputs, the first one in the lowest
-bits; older ones have zero points of 8 bits. Codes and zero points are stored plus 8. ``weight_scale`` is
+``weight_zero_point`` ``[outputs / 8, groups]`` the zero points of eight neighbouring outputs, the first one in the
+lowest bits; older ones have zero points of 8 bits. Codes and zero points are stored plus 8. ``weight_scale`` is
 ``[outputs, groups]``, ``weight_shape`` has outputs and inputs. Symmetric matrices have no zero points. ``weight_g_idx``
 ``[inputs]`` has the group of each input: with ``actorder: group`` inputs were quantised in the order of their
 activations, and so grouped. Where it is -1 throughout it says nothing.
 
-Its numbers are those of compressed-tensors' ``dequantize`` to the bit if they are made in the scales' dtype, in which that
-multiplies.
+Its numbers are those of compressed-tensors' ``dequantize`` to the bit if they are made in the scales' dtype, in which
+that multiplies.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from greenroom.moe.formats.int4.matrix import (
     unpacked,
 )
 from greenroom.moe.formats.int4.record import Int4, codes_of
-from greenroom.moe.formats.int4.settings import group_size, names, need_4_bits
+from greenroom.moe.formats.int4.settings import group_size, names
 from greenroom.moe.formats.stored_matrix import NotServed, Shipped
 
 
@@ -109,9 +109,8 @@ class PackQuantizedStorage:
 
 
 def pack_quantized(settings: Mapping[str, Any], scheme: Mapping[str, Any]) -> Shipped:
-    """``scheme``: the one that compressed-tensors' ``settings`` have for all weights. Raises NotServed for any but codes of
-    4 bits with scales of groups or of outputs, and where more than the weights is quantised."""
-    need_4_bits(scheme.get("num_bits"))
+    """``scheme``: the one that compressed-tensors' ``settings`` have for all weights. Raises NotServed for any but codes
+    of 4 bits with scales of groups or of outputs, and where more than the weights is quantised."""
     groups = settings["config_groups"].values()
     formats = sorted({str(group.get("format") or settings.get("format")) for group in groups})
     if formats != ["pack-quantized"]:

@@ -3,8 +3,8 @@
 Beside what ``panels.py`` says a record has for a matrix
 
 - ``codes``: each less 8, in two's complement, as ``bit_codes`` lays them out.
-- ``zeros[panels, groups, 16]``, if they differ: each less 8 as well. A byte has that of an output of the left half in its
-  low half, and that of the same one of the right half above it.
+- ``zeros[panels, groups, 16]``, if they differ: each less 8 as well. A byte has that of an output of the left half in
+  its low half, and that of the same one of the right half above it.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _DECODERS: Final = {"float16": "int4_halfs", "bfloat16": "int4_bfloats"}
 
 @dataclass(frozen=True)
 class Int4(GroupedFormat):
-    """``stored``: codes, scales, zero points where there are ``zeros`` (else all are 8), and where inputs are ``ordered``
-    their order, group after group; of gates and ups that are joined one behind the other.
+    """``stored``: codes, scales, zero points where there are ``zeros`` (else all are 8), and where inputs are
+    ``ordered`` their order, group after group; of gates and ups that are joined one behind the other.
 
     ``group_size``: inputs that share a scale, whole units of 32; -1: all of them. ``scales``: their dtype.
     """
@@ -104,8 +104,12 @@ class Int4(GroupedFormat):
 
 
 def codes_of(matrix: Int4Matrix, *, ordered: bool) -> list[torch.Tensor]:
-    """What ``Int4`` makes a record of."""
+    """What ``Int4`` makes a record of. Raises UnsupportedModel for an order where the record has none."""
     codes, scales, zeros, groups = matrix
+    if groups is not None and not ordered:
+        raise UnsupportedModel(
+            "an expert's inputs are in an order, and by quantization_config there is none: use --experts-as expanded"
+        )
     order = torch.arange(codes.shape[1]) if groups is None else torch.argsort(groups, stable=True)
     return [
         codes if groups is None else codes[:, order],

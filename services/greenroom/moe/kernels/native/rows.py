@@ -474,8 +474,8 @@ class NativeRows:
     ) -> None:
         """As ``experts``, of codes of a few bits that share scales. A group's products are summed, then scaled.
 
-        ``weights``: for each expert codes, scales, and minimums and an order where there are such, of up and of down; laid
-        out as in ``moe/formats/panels.py``.
+        ``weights``: for each expert codes, scales, and minimums and an order where there are such, of up and of down;
+        laid out as in ``moe/formats/panels.py``.
         """
         hidden = rows.shape[1]
         addresses = array("q", [tensor.data_ptr() for one in weights for tensor in one])
