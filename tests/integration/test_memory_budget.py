@@ -88,7 +88,7 @@ from greenroom import LLM, SamplingParams
 with LLM(sys.argv[1], cache_dir=Path(sys.argv[2]), expert_memory="25%", products=sys.argv[3], experts_as=sys.argv[4],
          max_running=8, tokens_per_step=128, prefill_chunk=64, warm_start=False) as llm:
     prompts = [[(7 * n + 3 * i) % 250 + 4 for i in range(40 + n)] for n in range(8)]
-    llm.generate(prompts, SamplingParams(temperature=0.8, seed=1, max_tokens=12, ignore_eos=True))
+    llm.generate(prompts, SamplingParams(temperature=0.8, seed=1, max_tokens=4, ignore_eos=True))
     plan = llm.worker.plan
     figures = {"announced": plan.total, "base": plan.base, "experts": plan.expert_bytes, "workspace": plan.workspace,
                "all_experts": plan.experts * plan.slot_bytes, "evictions": llm.worker.experts.counters.evictions}
@@ -104,14 +104,21 @@ def large_mxfp4(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def packs_of_mxfp4(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("packs")
+
+
 @pytest.mark.parametrize("products", ["auto", "torch"])
-def test_peak_memory_of_experts_that_stay_as_they_are_stored(large_mxfp4: Path, tmp_path: Path, products: str) -> None:
-    stored = run(AS_STORED, str(large_mxfp4), str(tmp_path), products, "stored")
+def test_peak_memory_of_experts_that_stay_as_they_are_stored(
+    large_mxfp4: Path, packs_of_mxfp4: Path, products: str
+) -> None:
+    stored = run(AS_STORED, str(large_mxfp4), str(packs_of_mxfp4), products, "stored")
     assert stored["evictions"] > 0
     assert stored["peak"] <= stored["announced"]
     if products == "torch":
         return
-    expanded = run(AS_STORED, str(large_mxfp4), str(tmp_path), products, "expanded")
+    expanded = run(AS_STORED, str(large_mxfp4), str(packs_of_mxfp4), products, "expanded")
     assert expanded["peak"] <= expanded["announced"]
     assert stored["all_experts"] < expanded["all_experts"] / 3.7
     assert stored["announced"] - stored["base"] < expanded["announced"] - expanded["base"] - 60 * MIB

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +39,9 @@ class Board:
     samples: tuple[Sample, ...]
 
 
+@functools.cache
 def make_board(folder: Path) -> Board:
+    """Once a process, however many test files ask for it: name the same folder, and write nothing to it."""
     copy_board(folder / "board", 0, lambda *steps: None)
     file = folder / "board" / "board.toml"
     oracle = AllResident.load(read_collaboration(file), cache_dir=folder / "cache")

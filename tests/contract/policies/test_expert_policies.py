@@ -41,6 +41,7 @@ from greenroom.policies.moe_infinity.eamc import EAMC, MATRICES
 from greenroom.policies.registry import EXPERT_POLICIES, create_policy
 from greenroom.policies.replacement.lru import Lru
 from tests.contract.prepared_policies import path_arrays
+from tests.examples import examples
 from tests.unit.policies.bench import keys_of, mask_of
 
 CATALOGUES = {
@@ -371,7 +372,7 @@ WITH_OPTIONS: dict[str, tuple[str, dict[str, object]]] = {
 }
 every_policy = pytest.mark.parametrize("name", sorted([*EXPERT_POLICIES, *WITH_OPTIONS]))
 every_catalogue = pytest.mark.parametrize("shape", sorted(CATALOGUES))
-often = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+often = settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def policy_of(name: str, shape: str) -> ExpertPolicy:

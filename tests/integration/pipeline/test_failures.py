@@ -264,11 +264,12 @@ async def restart(process: Process) -> None:
 @pytest.mark.parametrize(
     ("last", "rounds"),
     [
-        pytest.param("0", 1, id="the first of each kind"),
+        pytest.param(("gateway0", "worker0"), 1, id="a gateway and a worker"),  # the two that clients' requests are at
+        pytest.param("0", 1, id="the first of each kind", marks=pytest.mark.full),
         pytest.param("", 4, id="all, four times", marks=pytest.mark.full),
     ],
 )
-async def test_a_rolling_restart_fails_no_request(cluster: Cluster, last: str, rounds: int) -> None:
+async def test_a_rolling_restart_fails_no_request(cluster: Cluster, last: str | tuple[str, ...], rounds: int) -> None:
     """Of a client that tries the other gateway when one refuses; without idempotency keys. ``last``: how the names of
     the processes that are restarted end."""
     over = False

@@ -15,11 +15,18 @@ from benchmarks.duoserve.engine.prompt_times import Prefills, _cell
 from benchmarks.duoserve.engine.speed import BARE, BEST, MAPPED, OURS, Row, figures
 from benchmarks.harness.arms.served_turn import PhaseTurn, ServedTurn
 from benchmarks.harness.inputs.checkpoints import RandomMixtral
+from benchmarks.harness.inputs.fitted import FitBoth
 from benchmarks.harness.inputs.shared_model import Ask
 from greenroom.demo import bundled_model_path
 from greenroom.policies.base.expert_keys import Catalogue
 
-SMALL = replace(QUICK, recorded=30, prompts=2, many_prompts=2, at_once=2, random_prompts=1, random_many=2, rows=(30,))
+FEW = 5
+"""Steps of a fit: what is learnt is not looked at here."""
+SMALL = replace(
+    QUICK, recorded=30, prompts=2, many_prompts=2, at_once=2, random_prompts=1, random_many=2, rows=(30,),
+    fit=FitBoth(path=replace(QUICK.fit.path, steps=FEW), reuse=replace(QUICK.fit.reuse, steps=FEW)),
+    maps=replace(QUICK.maps, steps=FEW),
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")

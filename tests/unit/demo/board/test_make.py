@@ -15,6 +15,7 @@ from greenroom.cli.main import main
 from greenroom.coe.graph.definition_file import read_definition
 from greenroom.coe.graph.expert_graph import ExpertGraph
 from greenroom.core.errors import InvalidConfig
+from greenroom.demo.board import make
 from greenroom.demo.board.component_types import TYPES, ComponentType
 from greenroom.demo.board.make import copy_board, train_board
 from greenroom.demo.board.samples import samples
@@ -28,6 +29,13 @@ def _nothing(what: str, done: int, of: int) -> None:
     assert 0 <= done <= of
 
 
+@pytest.fixture
+def few_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are drawn behind the training, and take longer than a tiny one."""
+    monkeypatch.setattr(make, "SAMPLES", 2)
+
+
+@pytest.mark.usefixtures("few_samples")
 def test_the_same_seed_makes_the_same_experts(tmp_path: Path) -> None:
     made = [train_board(tmp_path / name, _TWO, _TINY, _nothing) for name in ("one", "other")]
     assert made[0].experts == made[1].experts
@@ -45,6 +53,7 @@ def test_the_same_seed_makes_the_same_experts(tmp_path: Path) -> None:
     assert len(other.experts) == 3
 
 
+@pytest.mark.usefixtures("few_samples")
 def test_training_makes_it_better(tmp_path: Path) -> None:
     settings = replace(_TINY, crops=16, heldout=16, start_steps=30, expert_steps=30, batch=32)
     led = train_board(tmp_path / "board", _TWO[:1], settings, _nothing).experts[0]
