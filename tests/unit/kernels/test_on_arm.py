@@ -53,8 +53,11 @@ def processor(built: Path, name: str) -> Iterator[NativeRows]:
 
 @pytest.mark.parametrize(
     ("name", "fastest", "files"),
-    [(WITH_BF16, "neonbf16", [*PRODUCTS, BLOCKS]), (WITHOUT_BF16, "neon", PRODUCTS)],
-    ids=["neonbf16", "neon"],
+    [
+        pytest.param(WITH_BF16, "neonbf16", [*PRODUCTS, BLOCKS], id="neonbf16"),
+        pytest.param(WITHOUT_BF16, "neon", PRODUCTS, id="neon", marks=pytest.mark.full),
+        pytest.param(WITHOUT_BF16, "neon", PRODUCTS[:1], id="neon, plain numbers"),
+    ],
 )
 def test_the_products_pass_their_tests(built: Path, name: str, fastest: str, files: list[Path]) -> None:
     """Each set on a processor whose fastest it is. An instruction that one lacks ends the process that computes."""

@@ -45,7 +45,7 @@ def test_the_network_is_as_wide_as_the_papers(many_hot: bool) -> None:
 FEW = 5
 """Steps of a fit: what is learnt is not looked at here."""
 SMALL = replace(
-    QUICK, rounds=1, prompts=2, at_once=2,
+    QUICK, prompts=2, at_once=2,
     engine=replace(
         QUICK.engine, recorded=30, maps=replace(QUICK.engine.maps, steps=FEW),
         fit=FitBoth(path=replace(QUICK.engine.fit.path, steps=FEW), reuse=replace(QUICK.engine.fit.reuse, steps=FEW)),
