@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from greenroom.coe.computing.all_resident import AllResident
@@ -15,6 +16,7 @@ from greenroom.coe.computing.expert_result import Stage
 from greenroom.coe.loading.collaboration import read_collaboration
 from greenroom.demo.board.make import copy_board
 from tests.contract.coe.single_expert import own_model
+from tests.plain_picture import plain_picture
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,9 @@ class Board:
 @functools.cache
 def make_board(folder: Path) -> Board:
     """Once a process, however many test files ask for it: name the same folder, and write nothing to it."""
-    copy_board(folder / "board", 0, lambda *steps: None)
+    with pytest.MonkeyPatch.context() as patch:
+        plain_picture(patch)
+        copy_board(folder / "board", 0, lambda *steps: None)
     file = folder / "board" / "board.toml"
     oracle = AllResident.load(read_collaboration(file), cache_dir=folder / "cache")
     samples = []
