@@ -38,7 +38,7 @@ def answer(*arguments: str) -> str:
     return run(*arguments).splitlines()[-1]
 
 
-@pytest.mark.parametrize(("layers", "batch"), [(4, 64), pytest.param(6, 512, marks=pytest.mark.full)])
+@pytest.mark.parametrize(("layers", "batch"), [(5, 64), pytest.param(6, 512, marks=pytest.mark.full)])
 def test_weights_are_fitted_to_traces_shown_and_replayed_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layers: int, batch: int
 ) -> None:

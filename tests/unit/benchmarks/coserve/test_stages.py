@@ -41,11 +41,20 @@ def test_burst(tmp_path: Path) -> None:
     assert found["pull_over_coserve"] is None, "the aims are of 3,500 requests"
 
 
-@pytest.mark.parametrize(("executors", "seeds"), [((2,), 1), pytest.param(EXECUTORS, 2, marks=pytest.mark.full)])
-def test_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executors: tuple[int, ...], seeds: int) -> None:
+@pytest.mark.parametrize(
+    ("limit", "executors", "seeds"),
+    [
+        (line.Limit(1, 1, 0.5), (2,), 1),
+        pytest.param(line.Limit(5, 2, 0.5), EXECUTORS, 2, marks=pytest.mark.full),
+    ],
+    ids=["1 s", "5 s"],
+)
+def test_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: line.Limit, executors: tuple[int, ...], seeds: int
+) -> None:
     """``executors``: how many may be the best."""
     monkeypatch.setattr(line, "candidates", partial(candidates, executors=executors))
-    scale = replace(line.QUICK, seeds=seeds, places=(line.Place(HERE, ((line.Limit(5, 2, 0.5), None),)),))
+    scale = replace(line.QUICK, seeds=seeds, places=(line.Place(HERE, ((limit, None),)),))
     found = line.run(scale)
     (one,) = found["places"]
     assert found["line_rate_over_coserve"] == one["rate_over_coserve"]["mean"] > 0

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks.duoserve import cost, learning
-from benchmarks.duoserve.cost import QUICK, Scale, draw, mlp_us, random_mlp, share_of, table
+from benchmarks.duoserve import cost
+from benchmarks.duoserve.cost import QUICK, draw, mlp_us, random_mlp, share_of, table
 from benchmarks.duoserve.engine import served
 from benchmarks.harness.arms.served_turn import ServedTurn
-from benchmarks.harness.inputs.fitted import FitBoth
 from greenroom.core.artifacts.expert_mlp_file import HIDDEN
-from greenroom.core.artifacts.reuse_file import ReuseFile
 from greenroom.demo import bundled_model_path
 from greenroom.predictor.kinds.expert_mlp.network import ExpertMlpPredictor
 
@@ -42,34 +39,15 @@ def test_the_network_is_as_wide_as_the_papers(many_hot: bool) -> None:
     assert ExpertMlpPredictor(file).logits(picks, 1).shape == (2, 8)
 
 
-FEW = 5
-"""Steps of a fit: what is learnt is not looked at here."""
-SMALL = replace(
-    QUICK, prompts=2, at_once=2,
-    engine=replace(
-        QUICK.engine, recorded=30, maps=replace(QUICK.engine.maps, steps=FEW),
-        fit=FitBoth(path=replace(QUICK.engine.fit.path, steps=FEW), reuse=replace(QUICK.engine.fit.reuse, steps=FEW)),
-    ),
-    learning=replace(QUICK.learning, prompts=2, at_once=2),
-)  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("scale", "kinds"),
-    [(SMALL, (ReuseFile.KIND,)), pytest.param(QUICK, learning.KINDS, marks=pytest.mark.full)],
-    ids=["small", "quick"],
-)
-def test_the_whole_stage_runs_and_is_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scale: Scale, kinds: tuple[str, ...]
-) -> None:
+@pytest.mark.full  # its parts: here, in test_learning.py and in test_engine_stage.py
+def test_the_whole_stage_runs_and_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GREENROOM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(served, "widened", lambda mib: bundled_model_path())
     monkeypatch.setattr(cost, "LAYERS", 4)
     monkeypatch.setattr(cost, "EXPERTS", 16)
     monkeypatch.setattr(cost, "TOP_K", 2)
     monkeypatch.setattr(cost, "mlp_us", lambda rows, many_hot: {"median": 1.0, "min": 1.0, "max": 1.0})
-    monkeypatch.setattr(learning, "KINDS", kinds)
-    found: dict[str, Any] = cost.run(scale)
+    found: dict[str, Any] = cost.run(QUICK)
     assert found["predict_us_a_layer"] == found["decision"]["predict_us_a_layer"]
     assert found["predict_share"] == max(own["over_reuse"]["median"] for own in found["share"].values())
     assert "predictors" in found["share"]["1 at once"]["us_a_step"]
