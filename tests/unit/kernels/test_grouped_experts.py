@@ -15,6 +15,7 @@ from greenroom.moe.formats.grouped_format import GroupedFormat
 from greenroom.moe.formats.registry import FORMATS
 from greenroom.moe.kernels.native.library import NativeUnavailable
 from greenroom.moe.kernels.native.rows import NativeRows, native_rows
+from tests.matrices import matrix
 from tests.unit.kernels.grouped_weights import SAMPLES, GroupedWeights, grouped_weights
 
 try:
@@ -63,11 +64,10 @@ def test_every_format_is_tested() -> None:
     assert {codes.name for of, _ in SAMPLES.values() for codes in of.products} == set(native.grouped_formats)
 
 
-@pytest.mark.parametrize("count", COUNTS)
-@pytest.mark.parametrize(("hidden", "inner"), SHAPES)
-@pytest.mark.parametrize("name", SAMPLES)
-def test_sums_that_are_exact_are_those_of_the_expanded_weights(name: str, hidden: int, inner: int, count: int) -> None:
+@matrix(2, name=list(SAMPLES), shape=SHAPES, count=COUNTS)
+def test_sums_that_are_exact_are_those_of_the_expanded_weights(name: str, shape: tuple[int, int], count: int) -> None:
     """All weights are small integers, and so are the rows. Every sum is the same in any order."""
+    hidden, inner = shape
     expert = grouped_weights(name, 3, hidden, inner, whole=True)
     rows = torch.randint(-1, 2, (count, hidden), generator=torch.Generator().manual_seed(4)).bfloat16()
     rows[:, 0] = 32

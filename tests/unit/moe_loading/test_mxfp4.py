@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -242,8 +241,7 @@ def test_what_experts_are_kept_as(tmp_path: Path) -> None:
 
 def test_an_unknown_format_lists_the_known_ones() -> None:
     assert format_named("mxfp4") is MXFP4
-    known = "fp8-blocks, fp8-rows, int8, lossless, mxfp4, plain"
-    with pytest.raises(UnknownName, match=re.escape(f"format: 'q9' is not allowed; known: {known}")):
+    with pytest.raises(UnknownName, match=r"format: 'q9' is not allowed; known: fp8-blocks, .*mxfp4, plain"):
         format_named("q9")
 
 
