@@ -109,7 +109,11 @@ def lossless_arms(native: NativeRows, hidden: int, inner: int, memory: int) -> d
             for tensor in layer.tensors
         )
         record = layout.views(torch.zeros(layout.nbytes, dtype=torch.uint8))
-        parts = [part for tensor, one in zip(layer.tensors, own, strict=True) for part in LOSSLESS.encode(tensor, one).values()]
+        parts = [
+            part
+            for tensor, one in zip(layer.tensors, own, strict=True)
+            for part in LOSSLESS.encode(tensor, one).values()
+        ]
         for view, part in zip(record, parts, strict=True):
             view.copy_(part)
         stored.append(record)

@@ -169,9 +169,7 @@ def _experts(
     if lossless:
         sizes, unit = _lossless_bytes(hidden, inner), 1
     addresses = words_at(weights, len(sizes) * count)
-    there = np.array(
-        [call.of(at, size, size=unit) for at, size in zip(addresses.tolist(), sizes * count, strict=True)]
-    )
+    there = np.array([call.of(at, size, size=unit) for at, size in zip(addresses.tolist(), sizes * count, strict=True)])
     bounds = words_at(starts, count + 1)
     total = int(bounds[-1])
     named = int(words_at(tokens, total).max()) + 1

@@ -42,7 +42,7 @@ _NOT_WRITABLE: Final = (errno.EROFS, errno.EACCES, errno.EPERM)
 _PACKING = threading.Lock()  # two packings at once would only compete for the disk
 
 
-class PackChanged(Exception):  # noqa: N818 - nothing is wrong
+class PackChanged(Exception):
     """What a source has read while it wrote shows that its pack has another manifest. It is to be written anew."""
 
 

@@ -25,7 +25,9 @@ if lacking := missing():
     pytest.skip(lacking, allow_module_level=True)
 
 HERE = Path(__file__).parent
-PRODUCTS = [HERE / f"test_{name}.py" for name in ("native_rows", "clamped_experts", "mxfp4_experts", "lossless_experts")]
+PRODUCTS = [
+    HERE / f"test_{name}.py" for name in ("native_rows", "clamped_experts", "mxfp4_experts", "lossless_experts")
+]
 BLOCKS = HERE / "test_lean_block.py"
 WITH_BF16, WITHOUT_BF16 = "max", "cortex-a72"
 """Names of qemu's processors. The first one has every extension that it knows."""

@@ -87,9 +87,7 @@ def test_every_number_of_bf16_comes_back() -> None:
         there_and_back(rare)
 
 
-@pytest.mark.parametrize(
-    ("hidden", "inner"), [(2048, 768), (1024, 3584), (4096, 14336), (2048, 1408), (2880, 2880)]
-)
+@pytest.mark.parametrize(("hidden", "inner"), [(2048, 768), (1024, 3584), (4096, 14336), (2048, 1408), (2880, 2880)])
 def test_a_record_has_three_quarters_of_the_bytes(hidden: int, inner: int) -> None:
     layer = swiglu_layer(hidden, inner)
     assert LOSSLESS.record(layer).nbytes <= 0.76 * PLAIN_FORMAT.record(layer).nbytes
@@ -185,8 +183,15 @@ def test_a_copy_of_the_checkpoint_finds_its_pack_too(tmp_path: Path) -> None:
     assert len(paths) == 1
 
 
+def _pack_lossless(folder: Path, cache: Path, **options: str) -> None:
+    """As ``greenroom pack`` does."""
+    checkpoint = resolve(str(folder))
+    kept = kept_format(checkpoint, experts_as="lossless", **options)
+    ensure_pack(checkpoint, cache_dir=cache, expert_format=kept)
+
+
 def test_what_can_not_be_kept_so_is_refused_by_name(tmp_path: Path) -> None:
-    refusals = {
+    refusals: dict[str, tuple[Path, dict[str, str], str]] = {
         "quantised": (save_mxfp4(tmp_path / "mxfp4"), {}, r"these experts are quantised \(mxfp4\): use stored"),
         "biased": (
             save_random("gpt_oss", tmp_path / "gpt_oss", dtype=torch.bfloat16), {},
@@ -198,9 +203,7 @@ def test_what_can_not_be_kept_so_is_refused_by_name(tmp_path: Path) -> None:
         with pytest.raises(InvalidConfig, match=f"experts_as: 'lossless' is not allowed; .*{why}"):
             summarise(resolve(str(folder)), experts_as="lossless", **options)
         with pytest.raises(InvalidConfig, match=why):
-            checkpoint = resolve(str(folder))
-            kept = kept_format(checkpoint, experts_as="lossless", **options)
-            ensure_pack(checkpoint, cache_dir=tmp_path, expert_format=kept)
+            _pack_lossless(folder, tmp_path, **options)
     assert not list(tmp_path.glob("packs/*"))
     odd = MoeLayer("experts", 1, 1, (ExpertTensor("a", (4, 3), torch.bfloat16),) * 2, stacked=True)
     with pytest.raises(InvalidConfig, match="an expert's a has 3 inputs, and it takes even numbers up to 65536"):

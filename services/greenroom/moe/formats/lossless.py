@@ -84,7 +84,9 @@ class Lossless:
         there = room(outputs, inputs)
         rare = native_rows().lossless_encode(numbers.contiguous(), there, codes, exponents)
         if rare > there:
-            raise DoesNotFit(f"{rare} weights have other exponents than the 15 commonest, and there is room for {there}")
+            raise DoesNotFit(
+                f"{rare} weights have other exponents than the 15 commonest, and there is room for {there}"
+            )
         return {f"{tensor.name}_codes": codes, f"{tensor.name}_exponents": exponents}
 
     def expand(self, layer: MoeLayer, weights: ExpertWeights, into: ExpertWeights) -> None:

@@ -38,7 +38,7 @@ COMPILED_FORMATS: Final = tuple(dict.fromkeys((*_OF_SWIGLU, *_OF_CLAMPED)))
 """The formats of records that compiled products take as they lie, where they know the experts."""
 
 AllProducts = Callable[..., int]
-"""Compiled products of a layer whose picked experts are all resident, of the arguments of ``NativeRows.all_experts``."""
+"""Compiled products of a layer whose picked experts are resident, of the arguments of ``NativeRows.all_experts``."""
 
 
 class Grouped(NamedTuple):

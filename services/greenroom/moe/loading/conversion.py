@@ -158,9 +158,7 @@ class ExpertPlan:
             return numbers
         tensors = {tensor.name: tensor for tensor in self.layers[number].tensors}
         return {
-            name: part
-            for target, made in numbers.items()
-            for name, part in own.encode(tensors[target], made).items()
+            name: part for target, made in numbers.items() for name, part in own.encode(tensors[target], made).items()
         }
 
     def _numbers(self, recipe: Recipe, weights: list[torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -344,9 +344,7 @@ class NativeRows:
             self._threads(3 * hidden * inner),
         )
 
-    def lossless_encode(
-        self, numbers: torch.Tensor, room: int, codes: torch.Tensor, exponents: torch.Tensor
-    ) -> int:
+    def lossless_encode(self, numbers: torch.Tensor, room: int, codes: torch.Tensor, exponents: torch.Tensor) -> int:
         """Write the codes and exponents of ``numbers[outputs, inputs]``, as in ``moe/formats/lossless.py``.
 
         ``exponents`` are zeros before. Returns how many weights have an exponent that the table lacks. If they are more
