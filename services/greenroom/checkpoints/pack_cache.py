@@ -149,8 +149,7 @@ def _whole(source: PackSource, cache: Path, digest: str) -> Path | None:
 def _check(source: PackSource, path: Path, digest: str) -> None:
     """Raises PackError if the file is not the source's pack with this digest."""
     with contextlib.closing(PackFile.open(path)) as found:
-        expected = source.manifest(digest, like=found.manifest)
-    PackFile.open(path, expected).close()
+        found.require(source.manifest(digest, like=found.manifest))
 
 
 def _made(source: PackSource, cache: Path, force: bool, progress: bool | None, lock_wait_s: float) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -109,14 +110,14 @@ def test_an_expander_makes_an_expert() -> None:
     assert expander.nbytes > sum(tensor.nbytes for tensor in numbers)
 
 
-def saved(folder: Path, **changes: object) -> Path:
+def saved(folder: Path, **changes: Any) -> Path:
     return save_random("qwen3_moe", folder, dtype=torch.bfloat16, max_shard_size="1GB", **changes)
 
 
 def records(path: Path) -> list[list[tuple[torch.Tensor, ...]]]:
     """Of a pack, as numbers would be copied."""
     pack = PackFile.open(path)
-    found = []
+    found: list[list[tuple[torch.Tensor, ...]]] = []
     for number, layer in enumerate(pack.manifest.layers):
         found.append([])
         for expert in range(layer.experts):

@@ -226,9 +226,9 @@ class PackFile:
             head = file.read(0, PAGE_BYTES)
             manifest_json = cls._manifest_json(path, file, head)
             manifest = msgspec.json.decode(manifest_json, type=PackManifest)
-            if expected is not None and manifest != expected:
-                raise PackError(f"{path} is the pack of another model: {_difference(manifest, expected)}")
             pack = cls(path, file, manifest, _Geometry(manifest, len(manifest_json)))
+            if expected is not None:
+                pack.require(expected)
             pack._load_checksums()
         except msgspec.MsgspecError as error:
             file.close()
@@ -237,6 +237,11 @@ class PackFile:
             file.close()
             raise
         return pack
+
+    def require(self, expected: PackManifest) -> None:
+        """Raises PackError if it does not have this manifest."""
+        if self.manifest != expected:
+            raise PackError(f"{self.path} is the pack of another model: {_difference(self.manifest, expected)}")
 
     @staticmethod
     def _manifest_json(path: Path, file: DirectFile, head: bytes) -> bytes:

@@ -229,11 +229,11 @@ class _Invented:
                 for part in own.encode(tensor, numbers).values():
                     next(left).copy_(part)
             return weights
-        for tensor in weights:
-            if tensor.is_floating_point():
-                tensor.normal_(0.0, _SPREAD, generator=generator)
+        for view in weights:
+            if view.is_floating_point():
+                view.normal_(0.0, _SPREAD, generator=generator)
             else:
-                tensor.random_(96, 128, generator=generator)  # as codes anything, as scales nothing large
+                view.random_(96, 128, generator=generator)  # as codes anything, as scales nothing large
         return weights
 
 

@@ -9,7 +9,6 @@ no operation mixes experts; a mapping that might is refused.
 from __future__ import annotations
 
 import copy
-import functools
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -297,15 +296,15 @@ class ExpertPlan:
         """
         made: dict[str, torch.Tensor] = {}
         own = self.formats[number]
-        record, make = own.record(layer), functools.partial(self.make, number)
-        if isinstance(own, EncodesNumbers):  # the numbers are what can be wrong
-            record, make = PLAIN_FORMAT.record(layer), self._numbers
+        record, numbers = own.record(layer), isinstance(own, EncodesNumbers)
+        if numbers:  # which are what can be wrong
+            record = PLAIN_FORMAT.record(layer)
         for recipe in recipes:
             weights = []
             for stored, part in (feed.of(0) for feed in recipe.feeds):
                 shape = stored.shape if part is None else (1, *stored.shape[1:])
                 weights.append(torch.zeros((), dtype=torch_dtype(stored)).expand(shape))
-            made |= make(recipe, weights)
+            made |= self._numbers(recipe, weights) if numbers else self.make(number, recipe, weights)
         for tensor in record.tensors:
             if tensor.name not in made:
                 raise CorruptCheckpoint(f"the checkpoint lacks {layer.name}.{tensor.name}")
