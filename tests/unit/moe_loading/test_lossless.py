@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -109,14 +110,14 @@ def test_an_expander_makes_an_expert() -> None:
     assert expander.nbytes > sum(tensor.nbytes for tensor in numbers)
 
 
-def saved(folder: Path, **changes: object) -> Path:
+def saved(folder: Path, **changes: Any) -> Path:
     return save_random("qwen3_moe", folder, dtype=torch.bfloat16, max_shard_size="1GB", **changes)
 
 
 def records(path: Path) -> list[list[tuple[torch.Tensor, ...]]]:
     """Of a pack, as numbers would be copied."""
     pack = PackFile.open(path)
-    found = []
+    found: list[list[tuple[torch.Tensor, ...]]] = []
     for number, layer in enumerate(pack.manifest.layers):
         found.append([])
         for expert in range(layer.experts):
@@ -183,8 +184,15 @@ def test_a_copy_of_the_checkpoint_finds_its_pack_too(tmp_path: Path) -> None:
     assert len(paths) == 1
 
 
+def _pack_lossless(folder: Path, cache: Path, **options: str) -> None:
+    """As ``greenroom pack`` does."""
+    checkpoint = resolve(str(folder))
+    kept = kept_format(checkpoint, experts_as="lossless", **options)
+    ensure_pack(checkpoint, cache_dir=cache, expert_format=kept)
+
+
 def test_what_can_not_be_kept_so_is_refused_by_name(tmp_path: Path) -> None:
-    refusals = {
+    refusals: dict[str, tuple[Path, dict[str, str], str]] = {
         "quantised": (save_mxfp4(tmp_path / "mxfp4"), {}, r"these experts are quantised \(mxfp4\): use stored"),
         "biased": (
             save_random("gpt_oss", tmp_path / "gpt_oss", dtype=torch.bfloat16), {},
@@ -196,9 +204,7 @@ def test_what_can_not_be_kept_so_is_refused_by_name(tmp_path: Path) -> None:
         with pytest.raises(InvalidConfig, match=f"experts_as: 'lossless' is not allowed; .*{why}"):
             summarise(resolve(str(folder)), experts_as="lossless", **options)
         with pytest.raises(InvalidConfig, match=why):
-            checkpoint = resolve(str(folder))
-            kept = kept_format(checkpoint, experts_as="lossless", **options)
-            ensure_pack(checkpoint, cache_dir=tmp_path, expert_format=kept)
+            _pack_lossless(folder, tmp_path, **options)
     assert not list(tmp_path.glob("packs/*"))
     odd = MoeLayer("experts", 1, 1, (ExpertTensor("a", (4, 3), torch.bfloat16),) * 2, stacked=True)
     with pytest.raises(InvalidConfig, match="an expert's a has 3 inputs, and it takes even numbers up to 65536"):
