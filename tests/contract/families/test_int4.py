@@ -57,9 +57,7 @@ def test_logits_are_those_of_the_decoded_model(family: str, name: str, dtype: st
     ids = prompts(2, 9)
     assert torch.equal(logits(pair, pair.loaded.model, ids), logits(pair, pair.eager, ids))
     modules = {
-        stored.rpartition(".")[0]
-        for stored in load_all(tmp_path / "coded")
-        if stored.endswith(("scale", "scales"))
+        stored.rpartition(".")[0] for stored in load_all(tmp_path / "coded") if stored.endswith(("scale", "scales"))
     }
     assert any(".experts." in module for module in modules)
     assert any("self_attn" in module for module in modules), "layers beside the experts are in codes too"

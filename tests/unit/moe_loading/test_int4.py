@@ -442,9 +442,7 @@ def test_an_order_that_the_configuration_does_not_know_is_expanded(plain: Path, 
     checkpoint = resolve(str(set_quantization(folder, desc_act=False)))
     with pytest.raises(UnsupportedModel, match=r"inputs are in an order, and by quantization_config there is none"):
         ensure_pack(checkpoint, cache_dir=tmp_path, expert_format=kept_format(checkpoint, experts_as="stored"))
-    both = (
-        ScriptedExperts.at(path)._weights for path in (expected, ensure_pack(checkpoint, cache_dir=tmp_path))
-    )
+    both = (ScriptedExperts.at(path)._weights for path in (expected, ensure_pack(checkpoint, cache_dir=tmp_path)))
     for ours, theirs in zip(*both, strict=True):
         assert all(map(torch.equal, ours[3], theirs[3]))
 
