@@ -101,7 +101,7 @@ def swiglu_layer(hidden: int, inner: int) -> MoeLayer:
 
 
 Noise = Callable[[torch.Tensor], torch.Tensor]
-"""From normal numbers of a deviation of 1 to codes, whose numbers deviate by 100 in FP8, 30 in int8, 2.5 in int4, or so."""
+"""From normal numbers of a deviation of 1 to codes, whose numbers deviate by 100 (FP8), 30 (int8) or 2.5 (int4)."""
 
 
 def _fp8(noise: torch.Tensor) -> torch.Tensor:
