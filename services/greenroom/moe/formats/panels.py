@@ -22,8 +22,8 @@ UNIT: Final = 32
 class GroupedCodes(NamedTuple):
     """How the products compute one matrix.
 
-    ``name``: the format's in ``grouped_formats.inc``. ``group``: inputs that share a scale; 0: all. ``ordered``: whether
-    a record has a last tensor that says which input each of the matrix's is (int32).
+    ``name``: the format's in ``grouped_formats.inc``. ``group``: inputs that share a scale; 0: all. ``ordered``:
+    whether a record has a last tensor that says which input each of the matrix's is (int32).
     """
 
     name: str

@@ -109,8 +109,8 @@ class PackQuantizedStorage:
 
 
 def pack_quantized(settings: Mapping[str, Any], scheme: Mapping[str, Any]) -> Shipped:
-    """``scheme``: the one that compressed-tensors' ``settings`` have for all weights. Raises NotServed for any but codes
-    of 4 bits with scales of groups or of outputs, and where more than the weights is quantised."""
+    """``scheme``: the one that compressed-tensors' ``settings`` have for all weights. Raises NotServed for any but
+    codes of 4 bits with scales of groups or of outputs, and where more than the weights is quantised."""
     groups = settings["config_groups"].values()
     formats = sorted({str(group.get("format") or settings.get("format")) for group in groups})
     if formats != ["pack-quantized"]:
