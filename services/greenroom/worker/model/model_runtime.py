@@ -109,7 +109,7 @@ class ModelRuntime:
                 check_profile(self.profile, catalogue_of(self.pack.manifest), self.checkpoint.name)
                 for said in (
                     self.profile.said_of_machine(machine_name()),
-                    self.profile.said_of_format(self._expert_format.name),
+                    self.profile.said_of_format(", ".join(self.pack.manifest.formats)),
                 ):
                     if said is not None:
                         log.warning("%s", said)
