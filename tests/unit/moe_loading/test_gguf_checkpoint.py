@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from greenroom.checkpoints.weight_files import stored_tensors
 from greenroom.core.errors import CorruptCheckpoint as Corrupt
@@ -234,3 +236,28 @@ def test_tied_embeddings(tmp_path: Path) -> None:
     loaded = load(resolve(str(path)))
     assert loaded.model.get_output_embeddings().weight is loaded.model.get_input_embeddings().weight
     assert json.loads((folder / "config.json").read_text())["tie_word_embeddings"]
+
+
+KEYS = (
+    "attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.layer_norm_rms_epsilon",
+    "block_count", "context_length", "embedding_length", "expert_count", "expert_feed_forward_length",
+    "expert_used_count", "feed_forward_length", "rope.freq_base", "rope.scaling.type", "vocab_size",
+)  # fmt: skip
+VALUES = st.one_of(
+    st.integers(0, 2**32 - 1), st.integers(0, 70), st.floats(width=32), st.booleans(), st.text(max_size=5),
+    st.lists(st.integers(0, 9), min_size=1, max_size=4),
+)  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(changes=st.dictionaries(st.sampled_from(KEYS), VALUES, min_size=1, max_size=2))
+def test_metadata_of_any_kind_are_served_or_refused(folders: Folders, tmp_path: Path, changes: dict[str, Any]) -> None:
+    """And nothing is made as large as they say."""
+    metadata = {f"{AT}.{key}": value for key, value in changes.items()}
+    path = checkpoints.save_gguf(folders.get("qwen3_moe"), tmp_path / "any.gguf", metadata=metadata)
+    try:
+        summary = summarise(resolve_config(str(path)), experts_as="expanded")
+    except (Corrupt, Unsupported) as error:
+        assert "any.gguf" in str(error) or "config.json" in str(error)
+    else:
+        assert summary.experts == 24
