@@ -8,4 +8,4 @@ from tests.quiet_transformers import no_progress_bars as no_progress_bars
 
 @pytest.fixture(scope="session")
 def board(tmp_path_factory: pytest.TempPathFactory) -> Board:
-    return make_board(tmp_path_factory.mktemp("board"))
+    return make_board(tmp_path_factory.getbasetemp() / "board")

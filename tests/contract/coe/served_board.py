@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from greenroom.coe.computing.all_resident import AllResident
@@ -14,6 +16,7 @@ from greenroom.coe.computing.expert_result import Stage
 from greenroom.coe.loading.collaboration import read_collaboration
 from greenroom.demo.board.make import copy_board
 from tests.contract.coe.single_expert import own_model
+from tests.plain_picture import plain_picture
 
 
 @dataclass(frozen=True)
@@ -38,8 +41,12 @@ class Board:
     samples: tuple[Sample, ...]
 
 
+@functools.cache
 def make_board(folder: Path) -> Board:
-    copy_board(folder / "board", 0, lambda *steps: None)
+    """Once a process, however many test files ask for it: name the same folder, and write nothing to it."""
+    with pytest.MonkeyPatch.context() as patch:
+        plain_picture(patch)
+        copy_board(folder / "board", 0, lambda *steps: None)
     file = folder / "board" / "board.toml"
     oracle = AllResident.load(read_collaboration(file), cache_dir=folder / "cache")
     samples = []

@@ -41,7 +41,7 @@ class Served:
 
 @pytest.fixture(scope="module")
 def board(tmp_path_factory: pytest.TempPathFactory) -> Board:
-    return make_board(tmp_path_factory.mktemp("board"))
+    return make_board(tmp_path_factory.getbasetemp() / "board")
 
 
 @pytest.fixture(params=["pull", "coserve"])

@@ -18,6 +18,7 @@ from greenroom.core.units import MIB
 from greenroom.demo.board import bundled_board_path
 from greenroom.demo.board.make import copy_board
 from tests.coe_profiles import small_profile
+from tests.plain_picture import plain_picture
 from tests.quiet_transformers import no_progress_bars as no_progress_bars
 from tests.random_experts import save_board, save_expert
 
@@ -62,9 +63,10 @@ def test_the_bundled_board(tmp_path: Path) -> None:
         assert list(architecture.bytes_by_batch) == [1, 2, 4, 8]
 
 
-def test_points_are_really_served(tmp_path: Path) -> None:
+def test_points_are_really_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The samples say where they go, and their experts are right: so requests go as they are replayed."""
     file = tmp_path / "board" / "board.toml"
+    plain_picture(monkeypatch)
     copy_board(file.parent, 0, lambda *_: None)
     output = tmp_path / "profile.json"
     code, out = run(

@@ -15,10 +15,12 @@ from greenroom.cli.main import main
 from greenroom.coe.graph.definition_file import read_definition
 from greenroom.coe.graph.expert_graph import ExpertGraph
 from greenroom.core.errors import InvalidConfig
+from greenroom.demo.board import make
 from greenroom.demo.board.component_types import TYPES, ComponentType
 from greenroom.demo.board.make import copy_board, train_board
 from greenroom.demo.board.samples import samples
 from greenroom.demo.board.training import Settings
+from tests.plain_picture import plain_picture
 
 _TINY = replace(Settings(seed=3).quick, crops=4, heldout=3, start_steps=2, expert_steps=2, batch=8)
 _TWO: tuple[ComponentType, ...] = tuple(one for one in TYPES if one.name in ("fuse", "led"))
@@ -28,6 +30,14 @@ def _nothing(what: str, done: int, of: int) -> None:
     assert 0 <= done <= of
 
 
+@pytest.fixture
+def little_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is drawn beside crops takes longer than a tiny training. Tests of their own are of that."""
+    monkeypatch.setattr(make, "SAMPLES", 2)
+    plain_picture(monkeypatch)
+
+
+@pytest.mark.usefixtures("little_drawn")
 def test_the_same_seed_makes_the_same_experts(tmp_path: Path) -> None:
     made = [train_board(tmp_path / name, _TWO, _TINY, _nothing) for name in ("one", "other")]
     assert made[0].experts == made[1].experts
@@ -45,6 +55,7 @@ def test_the_same_seed_makes_the_same_experts(tmp_path: Path) -> None:
     assert len(other.experts) == 3
 
 
+@pytest.mark.usefixtures("little_drawn")
 def test_training_makes_it_better(tmp_path: Path) -> None:
     settings = replace(_TINY, crops=16, heldout=16, start_steps=30, expert_steps=30, batch=32)
     led = train_board(tmp_path / "board", _TWO[:1], settings, _nothing).experts[0]
@@ -106,6 +117,7 @@ def test_bundled_experts_are_taken_whole(tmp_path: Path, more: list[str]) -> Non
     assert "leave out" in shown.output
 
 
+@pytest.mark.usefixtures("little_drawn")
 def test_the_command_says_what_it_made(tmp_path: Path) -> None:
     board = tmp_path / "board"
     shown = CliRunner().invoke(main, ["coe", "demo", str(board), "--bundled"])
