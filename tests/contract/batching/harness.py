@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 
 from greenroom.core.generation import Event, Finished, GenerationRequest, SamplingParams, Token
@@ -25,6 +26,20 @@ CASES = [
     if (family, attention) != ("gpt_oss", "sdpa")
 ]
 """Every family with every attention that it has; gpt_oss has attention sinks and only its own function."""
+
+
+def cases(families: Collection[str] = DECODER_ONLY) -> pytest.MarkDecorator:
+    """Those of the ``families``. Of each one attention, every other one's the same; the other is marked ``full``."""
+    chosen = {(family, ("sdpa", "eager")[number % 2]) for number, family in enumerate(DECODER_ONLY)}
+    return pytest.mark.parametrize(
+        ("family", "attention"),
+        [
+            pytest.param(*case, marks=() if case in chosen or case[0] == "gpt_oss" else pytest.mark.full)
+            for case in CASES
+            if case[0] in families
+        ],
+    )
+
 
 SLIDING: dict[str, dict[str, Any]] = {
     "mixtral": {"sliding_window": 6},

@@ -30,6 +30,7 @@ from greenroom.policies.batching.batch_policy import BatchPolicy
 from greenroom.policies.batching.phases import PhasesBatching
 from greenroom.policies.registry import BATCH_POLICIES
 from tests.contract.batching.harness import Answer, Driver, generate, generate_logits, prompt_of, ragged, request
+from tests.examples import examples
 from tests.random_checkpoints import random_model
 
 PROMPTS = [prompt_of(length, seed) for seed in range(2) for length in (1, 3, 8, 15, 26)]
@@ -41,7 +42,7 @@ BATCHINGS: list[Callable[[], BatchPolicy]] = [
 ]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.data())
 def test_any_schedule_gives_every_request_its_own_answer(data: st.DataObject) -> None:
     """Random joins, cancels, chunk sizes, limits and KV budgets; audited after every step by the driver."""

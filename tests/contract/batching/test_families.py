@@ -14,9 +14,9 @@ from greenroom.core.generation import FinishReason
 from greenroom.moe.attention.ragged_attention import cache_argument
 from greenroom.moe.forward.ragged_model import RaggedModel
 from tests.contract.batching.harness import (
-    CASES,
     SLIDING,
     Driver,
+    cases,
     generate,
     generate_logits,
     prompt_of,
@@ -29,12 +29,12 @@ from tests.random_checkpoints import DECODER_ONLY, random_model, randomise
 LENGTHS = (1, 4, 13, 29, 22, 9)
 
 
-@pytest.mark.parametrize(("family", "attention"), CASES)
+@cases()
 def test_greedy_tokens_are_those_of_generate_while_requests_join_and_leave(family: str, attention: str) -> None:
     check(family, attention, {})
 
 
-@pytest.mark.parametrize(("family", "attention"), [case for case in CASES if case[0] in SLIDING])
+@cases(SLIDING)
 def test_windows_shorter_than_the_prompt(family: str, attention: str) -> None:
     check(family, attention, SLIDING[family])
     assert generate(prompt_of(29), 8, family, attention) != generate(
@@ -68,7 +68,7 @@ def check(family: str, attention: str, changes: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("family", "attention"), CASES)
+@cases()
 def test_a_request_alone_has_the_logits_of_generate_to_the_bit(family: str, attention: str, dtype: torch.dtype) -> None:
     model = ragged(family, attention, dtype)
     driver = Driver(model)

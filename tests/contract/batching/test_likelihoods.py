@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from greenroom.moe.batch.batch_config import SCORED_ROWS
-from tests.contract.batching.harness import CASES, Driver, own, prompt_of, ragged, request
+from tests.contract.batching.harness import Driver, cases, own, prompt_of, ragged, request
 
 PROMPT = prompt_of(3 * SCORED_ROWS + 5)
 EOS = 2
@@ -22,7 +22,7 @@ def whole_forward(family: str, attention: str, text: tuple[int, ...]) -> torch.T
     return logits.log_softmax(-1)
 
 
-@pytest.mark.parametrize(("family", "attention"), CASES)
+@cases()
 def test_likelihoods_are_those_of_one_forward_of_the_whole_text(family: str, attention: str) -> None:
     driver = Driver(ragged(family, attention), tokens_per_step=48, max_running=4)
     company = driver.add(request("company", prompt_of(9), 20))

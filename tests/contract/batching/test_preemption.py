@@ -8,7 +8,7 @@ import pytest
 
 from greenroom.core.generation import FinishReason
 from greenroom.policies.base.answer_lengths import AnswerLengths
-from tests.contract.batching.harness import CASES, SLIDING, Driver, generate, prompt_of, ragged, request
+from tests.contract.batching.harness import SLIDING, Driver, cases, generate, prompt_of, ragged, request
 
 TOKENS, PROMPTS = 40, 6
 
@@ -38,7 +38,7 @@ def check(family: str, attention: str, **changes: Any) -> None:
         assert answer.finished.reason is FinishReason.LENGTH
 
 
-@pytest.mark.parametrize(("family", "attention"), CASES)
+@cases()
 def test_the_tokens_of_every_family(family: str, attention: str) -> None:
     check(family, attention)
 

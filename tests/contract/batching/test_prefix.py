@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from greenroom.core.generation import Finished, FinishReason, Token
-from tests.contract.batching.harness import CASES, Answer, Driver, generate, prompt_of, ragged, request
+from tests.contract.batching.harness import Answer, Driver, cases, generate, prompt_of, ragged, request
 
 TOKENS = 9
 PROMPT = prompt_of(13)
@@ -64,7 +64,7 @@ def check(
             assert rest.finished == Finished(reason, len(PROMPT), len(whole))
 
 
-@pytest.mark.parametrize(("family", "attention"), CASES)
+@cases()
 def test_greedy(family: str, attention: str) -> None:
     check(family, attention, generate(PROMPT, TOKENS, family, attention), "a")
 

@@ -17,6 +17,7 @@ from greenroom.policies.batching.fcfs import planned
 from greenroom.policies.batching.rounds import in_admission_order
 from greenroom.policies.expertflow.token_scheduler import TokenScheduler
 from tests.contract.batching.harness import SLIDING, Driver, generate, prompt_of, ragged, recorded, request
+from tests.examples import examples
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("sdpa", {}),
@@ -80,7 +81,7 @@ def alone(family: str) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(seed=st.integers(0, 999), rows=st.integers(1, 6), chunk=st.sampled_from([None, 4]))
 def test_tokens_are_those_of_the_request_alone_however_rows_are_grouped(
     family: str, seed: int, rows: int, chunk: int | None
@@ -90,7 +91,7 @@ def test_tokens_are_those_of_the_request_alone_however_rows_are_grouped(
 
 
 @pytest.mark.parametrize("force", [False, True])
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=examples(6), deadline=None)
 @given(seed=st.integers(0, 999), rows=st.sampled_from([None, 1, 3]))
 def test_the_token_schedulers_groups_change_no_token(force: bool, seed: int, rows: int | None) -> None:
     policy = TokenScheduler(force=force, seed=seed)

@@ -24,6 +24,7 @@ from greenroom.experts.pack.layout import ExpertWeights
 from greenroom.policies.registry import MODEL_POLICIES
 from greenroom.worker.collaboration.card import card_of
 from tests.contract.coe.served_board import Board
+from tests.matrices import matrix
 from tests.random_experts import encoded, random_image
 from tests.unit.coe.serving.scripted_collaboration import SELECTIONS
 from tests.waiting import DEADLINE_S
@@ -64,8 +65,7 @@ def served(runtime: CollaborationRuntime, board: Board) -> list[Outcome]:
     return [outcomes[place] for place in range(len(board.samples))]
 
 
-@pytest.mark.parametrize("name", EVERY_POLICY)
-@pytest.mark.parametrize("budget", ["least", "33%", "100%"])
+@matrix(1, budget=("least", "33%", "100%"), name=EVERY_POLICY.keys())
 def test_answers_are_those_of_all_in_memory(
     board: Board, name: str, budget: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

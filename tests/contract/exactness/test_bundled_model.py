@@ -1,7 +1,11 @@
-"""The bundled model in bf16: greedy tokens equal transformers' own ``generate``, at every budget under every policy."""
+"""The bundled model in bf16: greedy tokens equal transformers' own ``generate``, at every budget under every policy.
+
+`make test` runs each policy at one budget, `make test-full` at all.
+"""
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,7 @@ from greenroom.demo import bundled_model_path
 from greenroom.demo.tasks import TASKS, samples
 from greenroom.worker.generation_engine import ArtifactVersion
 from tests.contract.prepared_policies import EVERY_POLICY, LITERAL, mlp_file
+from tests.matrices import matrix
 
 PROMPTS = [one.prompt for task in TASKS for one in samples(task, 3, seed=77)]
 SHAPE, TOP_K = [16] * 6, 2
@@ -43,14 +48,7 @@ def expected() -> list[list[int]]:
     return texts
 
 
-@pytest.mark.parametrize(
-    ("budget", "policy"),
-    [
-        pytest.param(budget, policy, marks=() if (b + p) % 3 == 0 else pytest.mark.full)
-        for b, budget in enumerate(BUDGETS)
-        for p, policy in enumerate(EVERY_POLICY)
-    ],
-)
+@matrix(1, budget=BUDGETS, policy=EVERY_POLICY)
 def test_greedy_tokens_equal_generate(expected: list[list[int]], cache: Path, budget: str, policy: str) -> None:
     with _llm(budget, policy, cache) as llm:
         conversations = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
@@ -66,9 +64,15 @@ def _llm(budget: str, policy: str, cache: Path) -> LLM:
         mlp_file(SHAPE, TOP_K).write(files["expert_mlp"])
     if budget != "smallest":
         return LLM(expert_memory=budget, policy=policy, cache_dir=cache, warm_start=False, threads=1, **files)
+    least = str(least_bytes(cache))
+    return LLM(expert_memory=least, policy=policy, cache_dir=cache, warm_start=False, threads=1, **files)
+
+
+@functools.cache
+def least_bytes(cache: Path) -> int:
+    """Of one token's experts in one layer."""
     with LLM(expert_memory="100%", cache_dir=cache, warm_start=False, threads=1) as whole:
-        least = int(whole.worker.experts.catalogue.top_k.max()) * whole.worker.plan.slot_bytes
-    return LLM(expert_memory=str(least), policy=policy, cache_dir=cache, warm_start=False, threads=1, **files)
+        return int(whole.worker.experts.catalogue.top_k.max()) * whole.worker.plan.slot_bytes
 
 
 def test_another_network_changes_no_token(expected: list[list[int]], cache: Path) -> None:

@@ -20,6 +20,7 @@ from greenroom.moe.loading.load_model import attach, load
 from greenroom.moe.loading.packing import ensure_pack
 from tests.contract.exactness.models import NEW_TOKENS, PREFETCHING, PROMPTS, Model, tokens_of
 from tests.contract.prepared_policies import LITERAL, RandomPaths, prepared_policy, prepared_predictors
+from tests.matrices import matrix
 from tests.random_checkpoints import save_random
 
 ENDS_WITHIN_S = 20.0
@@ -49,8 +50,11 @@ def dies_after(mover: Mover, jobs: int, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(mover._carrier, "begin", counted)
 
 
-@pytest.mark.parametrize("link", ["disk", "disk under a host", "host-device"])
-@pytest.mark.parametrize("policy", ["lru", "look-ahead", "moe-infinity", "reuse", "duoserve", "expertflow", LITERAL])
+@matrix(
+    1,
+    policy=("lru", "look-ahead", "moe-infinity", "reuse", "duoserve", "expertflow", LITERAL),
+    link=("disk", "disk under a host", "host-device"),
+)
 def test_every_request_has_its_end_and_no_wrong_token(
     model: Model, monkeypatch: pytest.MonkeyPatch, policy: str, link: str
 ) -> None:

@@ -27,6 +27,7 @@ from greenroom.moe.loading.packing import ensure_pack
 from tests.contract.exactness.models import Model, batch_logits
 from tests.contract.exactness.troubled_store import TroubledStore
 from tests.contract.prepared_policies import LITERAL, prepared_policy, prepared_predictors
+from tests.matrices import matrix
 from tests.random_checkpoints import save_random
 
 TIERS = ("disk, ram", "disk, host, ram", "disk, device", "disk, host, device")
@@ -133,8 +134,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
     pack.close()
 
 
-@pytest.mark.parametrize("tiers", TIERS)
-@pytest.mark.parametrize("policy", ["lru", "look-ahead", "moe-infinity", "reuse", "duoserve", "expertflow", LITERAL])
+@matrix(
+    1, policy=("lru", "look-ahead", "moe-infinity", "reuse", "duoserve", "expertflow", LITERAL), tiers=TIERS
+)  # fmt: skip
 def test_no_step_computes_with_bytes_that_did_not_come(
     model: Model, monkeypatch: pytest.MonkeyPatch, policy: str, tiers: str
 ) -> None:

@@ -18,6 +18,7 @@ from greenroom.moe.loading.checkpoint import Checkpoint, resolve
 from greenroom.moe.loading.load_model import load
 from greenroom.moe.loading.packing import ensure_pack
 from tests.contract.exactness.models import TOP_K, Model, batch_logits
+from tests.matrices import matrix
 from tests.mxfp4_checkpoints import save_mxfp4
 
 NATIVE, TORCH, MIXED = "native", "torch", "mixed"
@@ -66,9 +67,12 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
     made.close()
 
 
-@pytest.mark.parametrize("policy", ["lru", "look-ahead", "duoserve", "next-use"])
-@pytest.mark.parametrize("budget", ["100%", "33%", "smallest"])
-@pytest.mark.parametrize("products", [NATIVE, TORCH, MIXED])
+@matrix(
+    2,
+    products=(NATIVE, TORCH, MIXED),
+    budget=("100%", "33%", "smallest"),
+    policy=("lru", "look-ahead", "duoserve", "next-use"),
+)
 def test_logits_are_those_of_expanded_experts(stored: Models, products: str, budget: str, policy: str) -> None:
     if products != TORCH:
         need_compiled()

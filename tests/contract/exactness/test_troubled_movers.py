@@ -82,31 +82,30 @@ def running(
         engine.close()
 
 
-def cases() -> list[ParameterSet]:
-    """Every policy with a host tier and without, its records read whole and in parts; one of the two is ``full``."""
+def cases(*arithmetics: tuple[str, str]) -> list[ParameterSet]:
+    """Every policy with a host tier and without, its records read whole and in parts, in each of ``arithmetics``. All
+    but one for each policy are ``full``.
+    """
     return [
         pytest.param(
-            policy, host, READS[(number // 2 + host) % 2],
-            marks=() if (number + host) % 2 else pytest.mark.full,
-            id=f"{policy}-{'host' if host else 'device'}",
+            policy, host, READS[(number // 2 + host) % 2], *arithmetic,
+            marks=() if (number + host) % 2 and number // 2 % len(arithmetics) == place else pytest.mark.full,
+            id="-".join((policy, "host" if host else "device", *(arithmetic if len(arithmetics) > 1 else ()))),
         )
+        for place, arithmetic in enumerate(arithmetics)
         for (number, policy), host in product(enumerate(EVERY_POLICY), (False, True))
     ]  # fmt: skip
 
 
-every_case = pytest.mark.parametrize(("policy", "host", "reads"), cases())
-
-
-@pytest.mark.parametrize(("dtype", "products"), ARITHMETICS)
-@every_case
+@pytest.mark.parametrize(("policy", "host", "reads", "dtype", "products"), cases(*ARITHMETICS))
 def test_logits_are_those_of_the_resident_model_to_the_bit(
     models: dict[tuple[str, str], Model],
     monkeypatch: pytest.MonkeyPatch,
-    dtype: str,
-    products: str,
     policy: str,
     host: bool,
     reads: ReadSettings,
+    dtype: str,
+    products: str,
 ) -> None:
     """A forward that fails is run again on the same KV, as the batch loop does; half of the experts make one fail."""
     model = models[dtype, products]
@@ -136,14 +135,14 @@ def test_logits_are_those_of_the_resident_model_to_the_bit(
         assert torch.equal(ours, resident), f"step {step}"
 
 
-@every_case
+@pytest.mark.parametrize(("policy", "host", "reads", "dtype", "products"), cases(("float32", "auto")))
 def test_requests_fail_alone_and_the_others_get_generates_tokens(
-    models: dict[tuple[str, str], Model], policy: str, host: bool, reads: ReadSettings
+    models: dict[tuple[str, str], Model], policy: str, host: bool, reads: ReadSettings, dtype: str, products: str
 ) -> None:
     """fp32: a request without a lost expert has the tokens of transformers' own generate; one with such has their
     beginning; asked again it gets all of them.
     """
-    model = models["float32", "auto"]
+    model = models[dtype, products]
     store = TroubledStore(model.pack, lambda layer, expert: (layer, expert) in ((0, 3), (1, 2), (2, 5)), seed=host)
     catalogue = catalogue_of(model.pack.manifest)
     with running(model, prepared_policy(policy, catalogue), store, host=host, reads=reads) as experts:

@@ -18,6 +18,7 @@ from greenroom.policies.base.expert_policy import Prefetch, Target
 from greenroom.replay.simulation.simulated_hardware import LinkProfile, SimulatedHardware
 from tests.contract.experts.engines import EXPERTS, MANIFEST, POLICIES, SIZE, run_steps
 from tests.contract.experts.fill_beside_requests import assert_the_first_request_takes_no_longer
+from tests.matrices import matrix
 from tests.unit.experts.fakes import DEADLINE_S, FakeStore, GatedReads
 
 DEVICE = 8
@@ -223,8 +224,7 @@ def test_who_waits_is_told_of_progress_and_not_kept_where_nothing_comes() -> Non
     engine.close()
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("host_slots", [0, 3])
+@matrix(1, host_slots=(0, 3), policy=POLICIES.keys())
 def test_layers_of_any_policy_run_while_it_goes_on(policy: str, host_slots: int) -> None:
     made = Filling(0, policy=policy, host_slots=host_slots)
     made.reads.let(0)

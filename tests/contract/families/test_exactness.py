@@ -13,6 +13,7 @@ import torch
 from greenroom.moe.kernels.native.library import NativeUnavailable
 from greenroom.moe.kernels.native.rows import native_rows
 from tests.contract.families.pairs import Pairs, logits, prompts
+from tests.matrices import matrix
 from tests.random_checkpoints import FAMILIES, VOCAB_SIZE
 
 families = pytest.mark.parametrize("family", FAMILIES)
@@ -57,9 +58,7 @@ def need_compiled() -> None:
         pytest.skip(str(reason))
 
 
-@pytest.mark.parametrize("products", ["torch", "auto"])
-@families
-@dtypes
+@matrix(2, dtype=("float32", "bfloat16"), family=FAMILIES.keys(), products=("torch", "auto"))
 def test_the_order_of_arrival_changes_nothing(pairs: Pairs, family: str, dtype: str, products: str) -> None:
     """With four picks a row, where the family can: of two, the sum is the same in either order."""
     changes = {} if family in ("phimoe", "switch_transformers") else {"num_experts_per_tok": 4}

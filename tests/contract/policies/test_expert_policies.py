@@ -41,6 +41,8 @@ from greenroom.policies.moe_infinity.eamc import EAMC, MATRICES
 from greenroom.policies.registry import EXPERT_POLICIES, create_policy
 from greenroom.policies.replacement.lru import Lru
 from tests.contract.prepared_policies import path_arrays
+from tests.examples import examples
+from tests.matrices import matrix
 from tests.unit.policies.bench import keys_of, mask_of
 
 CATALOGUES = {
@@ -371,7 +373,9 @@ WITH_OPTIONS: dict[str, tuple[str, dict[str, object]]] = {
 }
 every_policy = pytest.mark.parametrize("name", sorted([*EXPERT_POLICIES, *WITH_OPTIONS]))
 every_catalogue = pytest.mark.parametrize("shape", sorted(CATALOGUES))
-often = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+some_catalogue = matrix(1, shape=sorted(CATALOGUES), name=sorted([*EXPERT_POLICIES, *WITH_OPTIONS]))
+"""Of each policy one."""
+often = settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def policy_of(name: str, shape: str) -> ExpertPolicy:
@@ -401,8 +405,7 @@ def test_every_answer_keeps_the_contract_and_equal_histories_get_equal_answers(
     assert first.inside == second.inside
 
 
-@every_policy
-@every_catalogue
+@some_catalogue
 @often
 @given(history=histories)
 def test_events_of_no_concern_change_no_answer(name: str, shape: str, history: list[Operation]) -> None:
@@ -449,8 +452,7 @@ def long_history() -> list[Operation]:
     return history
 
 
-@every_policy
-@every_catalogue
+@some_catalogue
 def test_a_long_history_evicts_many_and_seldom_runs_out_of_candidates(name: str, shape: str) -> None:
     """Guards the suite itself: with these shapes and budgets its checks are reached."""
     played = world(name, shape)

@@ -27,6 +27,7 @@ from greenroom.replay.simulation.timed_replay import (
     TimedResult,
 )
 from tests.contract.prepared_policies import mlp_file, prepared_predictors
+from tests.matrices import matrix
 from tests.unit.replay.traces import trace_of
 
 PAGE = 4096
@@ -203,8 +204,7 @@ def test_prompts_and_answers_are_told_apart() -> None:
     assert result.phases == {"prefill": result.prefill, "decode": result.decode}
 
 
-@pytest.mark.parametrize("name", sorted(EXPERT_POLICIES))
-@pytest.mark.parametrize("host_slots", [0, 12])
+@matrix(1, host_slots=(0, 12), name=sorted(EXPERT_POLICIES))
 def test_prompts_and_answers_are_the_whole(name: str, host_slots: int) -> None:
     trace = trace_of(20, 40, 30, layers=3, k=2, experts=8)
     phase = np.where(np.arange(90) % 10 < 4, Phase.PREFILL, Phase.DECODE).astype(np.uint8)
@@ -265,8 +265,7 @@ def test_a_budget_below_the_top_k_is_refused() -> None:
         run(timed(trace_of(3, k=3)), 2)
 
 
-@pytest.mark.parametrize("name", sorted(EXPERT_POLICIES))
-@pytest.mark.parametrize("concurrent", [1, 3])
+@matrix(1, concurrent=(1, 3), name=sorted(EXPERT_POLICIES))
 def test_without_prefetches_hits_are_those_of_the_replay_that_takes_no_time(name: str, concurrent: int) -> None:
     trace = trace_of(30, 30, 30, layers=3, k=2, experts=8)
     setup = timed(trace, compute=ComputeProfile(expert_s=0.3), queue_ahead=0)
