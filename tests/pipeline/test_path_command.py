@@ -11,11 +11,14 @@ import pytest
 
 from greenroom.core.artifacts.path_file import PathFile
 from greenroom.policies.duoserve.policy import DuoServe
+from greenroom.predictor.kinds.path import fit as path_fit
+from greenroom.predictor.kinds.reuse import fit as reuse_fit
 from greenroom.replay import RoutingTrace
 from greenroom.worker.model.config import WorkerConfig
 from greenroom.worker.model.model_runtime import ModelRuntime
 from tests.pipeline.commands import complaint_of
 from tests.pipeline.commands import output_of as run
+from tests.short_fits import fit_with
 
 pytestmark = pytest.mark.usefixtures("pack_cache")
 
@@ -35,20 +38,26 @@ def answer(*arguments: str) -> str:
     return run(*arguments).splitlines()[-1]
 
 
-def test_weights_are_fitted_to_traces_shown_and_replayed_with(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("layers", "batch"), [(5, 64), pytest.param(6, 512, marks=pytest.mark.full)])
+def test_weights_are_fitted_to_traces_shown_and_replayed_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layers: int, batch: int
+) -> None:
+    for module in (path_fit, reuse_fit):
+        fit_with(monkeypatch, module, batch=batch)
     out, figures = str(tmp_path / "p.safetensors"), tmp_path / "f.json"
-    monday, tuesday = (onward(tmp_path / f"{seed}.npz", 20, 40, seed=seed) for seed in (0, 1))
+    monday, tuesday = (onward(tmp_path / f"{seed}.npz", 20, 40, seed=seed, layers=layers) for seed in (0, 1))
     said = run("path", "fit", "--trace", monday, "--trace", tuesday, "--rounds", "1", "--out", out)
-    assert "fitted to 40 sequences of onward, 6 layers × 8 experts" in said
+    assert f"fitted to 40 sequences of onward, {layers} layers × 8 experts" in said
     assert "2 ahead: log loss an expert" in run("path", "show", out)
     shown = json.loads(run("path", "show", out, "--json"))
     assert (shown["sequences"], len(shown["held_out_loss"])) == (40, 2)
     assert max(shown["held_out_loss"]) < 0.2, "a layer says all of the next two"
     reuse = str(tmp_path / "r.safetensors")
     run("reuse", "fit", "--trace", monday, "--averages-only", "--out", reuse)
-    run("path", "fit", "--trace", monday, "--rounds", "1", "--reuse", reuse, "--out", str(tmp_path / "own.safetensors"))
+    own = ("--reuse", reuse, "--window", "1", "--out", str(tmp_path / "own.safetensors"))
+    run("path", "fit", "--trace", monday, "--rounds", "1", *own)
     assert "Did you mean" in complaint_of("path", "fit", "--trace", monday, "--reuse-file", reuse)
-    later = onward(tmp_path / "later.npz", 10, 40, seed=7)
+    later = onward(tmp_path / "later.npz", 10, 40, seed=7, layers=layers)
     common = (
         "replay", later, "--policy", "duoserve", "--policy", "reuse", "--budget", "50%", "--jobs", "1",
         "--link", "1GiB/s", "--expert-bytes", "1MiB", "--compute", "3ms", "--json", str(figures),
@@ -63,7 +72,12 @@ def test_weights_are_fitted_to_traces_shown_and_replayed_with(tmp_path: Path) ->
     assert stalls[1]["duoserve"] < 0.4 * stalls[1]["reuse"], "a layer is foreseen while the one before computes"
 
 
-def test_a_worker_begins_with_those_in_the_models_folder_and_answers_as_ever(checkpoint: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("fits", [{"steps": 50}, pytest.param({}, marks=pytest.mark.full)], ids=["short", "whole"])
+def test_a_worker_begins_with_those_in_the_models_folder_and_answers_as_ever(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fits: dict[str, int]
+) -> None:
+    for module in (path_fit, reuse_fit):
+        fit_with(monkeypatch, module, **fits)
     model, prompts = tmp_path / "m", "\n".join(f"{number} and {number + 1} make" for number in range(24))
     shutil.copytree(checkpoint, model)
     one = ("generate", "a prompt", "--model", str(model), "--raw", "--max-tokens", "12", "--expert-memory", "40%")

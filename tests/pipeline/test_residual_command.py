@@ -11,25 +11,29 @@ import pytest
 
 from greenroom.core.artifacts.residual_file import ResidualFile
 from greenroom.core.errors import InvalidConfig
+from greenroom.moe.routing import residual_fit
 from greenroom.moe.routing.router_look_ahead import LookAhead
 from greenroom.policies.registry import create_policy
 from greenroom.worker.model.config import WorkerConfig
 from greenroom.worker.model.model_runtime import ModelRuntime
 from tests.pipeline.commands import complaint_of
 from tests.pipeline.commands import output_of as run
+from tests.short_fits import fit_with
 
 pytestmark = pytest.mark.usefixtures("pack_cache")
 
 PROMPTS = "\n".join(f"{number} and {number + 1} make" for number in range(24))
 
 
-@pytest.fixture(scope="module")
-def made(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=[50, pytest.param(3000, marks=pytest.mark.full)], ids="{} steps".format)
+def made(request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("residual") / "r.safetensors"
-    said = run(
-        "residual", "fit", str(checkpoint), "--prompts", "-", "--raw", "--max-tokens", "40", "--rank", "4",
-        "--expert-memory", "100%", "--out", str(out), "--cache-dir", str(out.parent), text=PROMPTS,
-    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        fit_with(patch, residual_fit, steps=request.param)
+        said = run(
+            "residual", "fit", str(checkpoint), "--prompts", "-", "--raw", "--max-tokens", "40", "--rank", "4",
+            "--expert-memory", "100%", "--out", str(out), "--cache-dir", str(out.parent), text=PROMPTS,
+        )  # fmt: skip
     assert f"rank 4, SiLU, 704 B, fitted to 24 sequences of {checkpoint}" in said, said
     assert "2 ahead: " in said
     return out

@@ -1,4 +1,7 @@
-"""The stage `serving` in processes of its own, as its full form runs."""
+"""The stage `serving` in processes of its own, as its full form runs.
+
+`make test` has the processes themselves: tests/unit/replay/test_processes.py.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from benchmarks.duoserve.serving.simulated_server import Server
 from tests.unit.replay.traces import trace_of
 
 
+@pytest.mark.full
 def test_several_processes_find_what_one_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GREENROOM_DATA", raising=False)
     trace = trace_of(30, 40, 20, layers=2, k=2, experts=12)

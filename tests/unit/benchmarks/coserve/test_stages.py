@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from benchmarks.coserve import burst, executors, line, overhead
 from benchmarks.coserve.boards import Task
 from benchmarks.coserve.costs import documented
 from benchmarks.coserve.machines import HERE
+from benchmarks.coserve.settings import EXECUTORS, candidates
 from benchmarks.coserve.systems import EVERY_SYSTEM, PULL
 from greenroom.profiling.coe.replayed_throughput import replay
 
@@ -39,8 +41,20 @@ def test_burst(tmp_path: Path) -> None:
     assert found["pull_over_coserve"] is None, "the aims are of 3,500 requests"
 
 
-def test_line(tmp_path: Path) -> None:
-    scale = replace(line.QUICK, places=(line.Place(HERE, ((line.Limit(5, 2, 0.5), None),)),))
+@pytest.mark.parametrize(
+    ("limit", "executors", "seeds"),
+    [
+        (line.Limit(1, 1, 0.5), (2,), 1),
+        pytest.param(line.Limit(5, 2, 0.5), EXECUTORS, 2, marks=pytest.mark.full),
+    ],
+    ids=["1 s", "5 s"],
+)
+def test_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: line.Limit, executors: tuple[int, ...], seeds: int
+) -> None:
+    """``executors``: how many may be the best."""
+    monkeypatch.setattr(line, "candidates", partial(candidates, executors=executors))
+    scale = replace(line.QUICK, seeds=seeds, places=(line.Place(HERE, ((limit, None),)),))
     found = line.run(scale)
     (one,) = found["places"]
     assert found["line_rate_over_coserve"] == one["rate_over_coserve"]["mean"] > 0

@@ -39,6 +39,7 @@ def test_the_network_is_as_wide_as_the_papers(many_hot: bool) -> None:
     assert ExpertMlpPredictor(file).logits(picks, 1).shape == (2, 8)
 
 
+@pytest.mark.full  # its parts: here, in test_learning.py and in test_engine_stage.py
 def test_the_whole_stage_runs_and_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GREENROOM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(served, "widened", lambda mib: bundled_model_path())

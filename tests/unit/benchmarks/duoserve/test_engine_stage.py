@@ -1,4 +1,7 @@
-"""The stage `engine` on the bundled model as it is: all of it runs, and its figures are those of the turns."""
+"""The stage `engine`: its figures are those of the turns, and all of it runs on the bundled model as it is.
+
+`make test` runs one of its parts, on a tiny model.
+"""
 
 from __future__ import annotations
 
@@ -9,26 +12,38 @@ from typing import Any
 
 import pytest
 
-from benchmarks.duoserve.engine import QUICK, Scale, draw, served, stage, table
+from benchmarks.duoserve.engine import QUICK, Scale, draw, served, speed, stage, table
 from benchmarks.duoserve.engine.ablation import PHASES, VARIANTS, ClaimsRoomForAll, Measured, Without, relative
 from benchmarks.duoserve.engine.prompt_times import Prefills, _cell
 from benchmarks.duoserve.engine.speed import BARE, BEST, MAPPED, OURS, Row, figures
 from benchmarks.harness.arms.served_turn import PhaseTurn, ServedTurn
 from benchmarks.harness.inputs.checkpoints import RandomMixtral
+from benchmarks.harness.inputs.fitted import FitBoth
 from benchmarks.harness.inputs.shared_model import Ask
 from greenroom.demo import bundled_model_path
 from greenroom.policies.base.expert_keys import Catalogue
 
 SMALL = replace(QUICK, recorded=30, prompts=2, many_prompts=2, at_once=2, random_prompts=1, random_many=2, rows=(30,))
+TINY = RandomMixtral(layers=2, experts=4, hidden=64, intermediate=64, heads=2, kv_heads=2)
+
+
+def test_every_arm_of_a_tiny_model_says_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GREENROOM_CACHE", str(tmp_path))
+    monkeypatch.setattr(served, "random_of_size", lambda mib: TINY)
+    fits = FitBoth(path=replace(SMALL.fit.path, steps=5), reuse=replace(SMALL.fit.reuse, steps=5))
+    with served.Random(replace(SMALL, fit=fits)) as tiny:
+        own = speed.run(tiny, prompts=1, at_once=1, rounds=1, seconds=1.0)
+    assert list(own["rows"]) == [OURS, *BEST, BARE.name]
+    assert own["same_answers"]
+    assert own["speed_ratio_best"] > 0
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    tiny = RandomMixtral(layers=2, experts=4, hidden=64, intermediate=64, heads=2, kv_heads=2)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GREENROOM_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setattr(served, "widened", lambda mib: bundled_model_path())
-        patch.setattr(served, "random_of_size", lambda mib: tiny)
+        patch.setattr(served, "random_of_size", lambda mib: TINY)
         yield stage.run(SMALL)
 
 
@@ -36,6 +51,7 @@ def test_the_small_form_fits_all_that_it_fits_in_few_steps() -> None:
     assert max(QUICK.fit.reuse.steps, QUICK.fit.path.steps, QUICK.maps.steps) <= 100
 
 
+@pytest.mark.full
 def test_every_part_runs_and_every_arm_says_the_same(found: dict[str, Any]) -> None:
     for name in ("one", "many", "random_one", "random_many", "prompts", "ablation"):
         assert "error" not in found[name], found[name]
@@ -53,6 +69,7 @@ def test_every_part_runs_and_every_arm_says_the_same(found: dict[str, Any]) -> N
     assert found["learnt"]["sequences"] == SMALL.recorded
 
 
+@pytest.mark.full
 def test_it_is_shown(found: dict[str, Any], tmp_path: Path) -> None:
     text = table(found)
     assert "duoserve over the better of the others" in text

@@ -105,7 +105,7 @@ def test_the_oracle_knows_the_stream_and_moves_least(third: GreenroomArm) -> Non
         arm.close()
 
 
-@pytest.mark.parametrize("host", ["100%", "0%"])
+@pytest.mark.parametrize("host", ["100%", pytest.param("0%", marks=pytest.mark.full)])
 def test_on_a_device_bytes_and_link_are_those_of_what_fills_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, host: str
 ) -> None:
