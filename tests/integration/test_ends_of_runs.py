@@ -43,7 +43,9 @@ def runs(pid: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("workers", "how"), [(0, signal.SIGKILL), (2, signal.SIGKILL), (2, signal.SIGINT)], ids=lambda value: str(value)
+    ("workers", "how"),
+    [(0, signal.SIGKILL), pytest.param(2, signal.SIGKILL, marks=pytest.mark.full), (2, signal.SIGINT)],
+    ids=lambda value: str(value),
 )
 def test_an_ended_test_run_leaves_no_process_behind(tmp_path: Path, workers: int, how: signal.Signals) -> None:
     pids = tmp_path / "pids"

@@ -164,7 +164,10 @@ async def test_fifty_streams_a_third_cancelled_leave_nothing_behind(server: Serv
     assert metrics["greenroom_failed_audits_total"] == 0
 
 
-async def test_pauses_longer_than_a_lease_end_no_request(server: Server, client: openai.AsyncOpenAI) -> None:
+@pytest.mark.parametrize("pauses", [1, pytest.param(3, marks=pytest.mark.full)])
+async def test_pauses_longer_than_a_lease_end_no_request(
+    server: Server, client: openai.AsyncOpenAI, pauses: int
+) -> None:
     """As of a laptop that sleeps, or a container that is throttled: scheduler and worker stand still together."""
     name = await model_name(client)
     ask: Any = partial(
@@ -172,7 +175,7 @@ async def test_pauses_longer_than_a_lease_end_no_request(server: Server, client:
     )
     streams = [await ask(prompt=f"Kira drinks {number}") for number in range(16)]
     first = aiter(streams[0])
-    for _ in range(3):
+    for _ in range(pauses):
         await anext(first)
         await asyncio.to_thread(pause, server.process.pid)
         await asyncio.sleep(PAUSE_S)

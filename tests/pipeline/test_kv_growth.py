@@ -59,7 +59,7 @@ async def chat(gateway: GatewayService, prompt: str) -> tuple[str, int]:
         return str(said["choices"][0]["message"]["content"]), int(said["usage"]["completion_tokens"])
 
 
-@pytest.mark.parametrize("scheduling", ["fcfs", "emoe"])
+@pytest.mark.parametrize("scheduling", [pytest.param("fcfs", marks=pytest.mark.full), "emoe"])
 async def test_chats_without_a_limit_run_side_by_side_and_say_what_each_says_alone(
     worker: ModelRuntime, scheduling: str
 ) -> None:

@@ -92,7 +92,12 @@ def texts(llm: LLM, prompts: list[str], sampling: Any = GREEDY) -> list[str]:
 
 @pytest.mark.parametrize(
     ("memory", "host", "policy"),
-    [("100%", "0%", "look-ahead"), ("25%", "0%", "look-ahead"), ("25%", "100%", "look-ahead"), ("25%", "0%", LITERAL)],
+    [
+        pytest.param("100%", "0%", "look-ahead", marks=pytest.mark.full),
+        pytest.param("25%", "0%", "look-ahead", marks=pytest.mark.full),
+        ("25%", "100%", "look-ahead"),
+        ("25%", "0%", LITERAL),
+    ],
 )
 def test_a_step_waits_once_a_layer_and_once_for_its_tokens(
     device: Device, tmp_path: Path, memory: str, host: str, policy: str
@@ -242,7 +247,7 @@ def test_a_step_without_memory_costs_only_the_request_that_asked_for_it(device: 
         llm.worker.experts.audit(idle=True)
 
 
-@pytest.mark.parametrize("host", ["0%", "100%"])
+@pytest.mark.parametrize("host", [pytest.param("0%", marks=pytest.mark.full), "100%"])
 def test_after_copies_that_fail_the_text_is_right(device: Device, host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with device.llm("25%", host, policy="lru") as llm:
         right = [texts(llm, [prompt]) for prompt in PROMPTS[:3]]

@@ -163,7 +163,7 @@ async def test_a_refusal_by_the_broker_fails_one_append_and_not_the_next(kafka: 
         assert [record.value for record in await read(reader, 4)] == [b"first", b"0", b"1", b"2"]
 
 
-@pytest.mark.parametrize("how", ["stop", "pause"])
+@pytest.mark.parametrize("how", ["pause", pytest.param("stop", marks=pytest.mark.full)])
 async def test_without_a_broker_a_record_is_not_sent_and_one_too_large_is_refused(kafka: Kafka, how: str) -> None:
     """The first may succeed later, the second never. Neither is there afterwards."""
     async with topic_on(kafka, max_message_bytes=100_000) as log, log.reader("things", 0) as reader:

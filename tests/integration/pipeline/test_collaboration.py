@@ -1,4 +1,7 @@
-"""A collaboration on Kafka, in processes: workers with real experts are killed while they compute, over a queue."""
+"""A collaboration on Kafka, in processes: workers with real experts are killed while they compute, over a queue.
+
+`make test` has the same within one process: tests/pipeline/inferences/test_lost_engines.py.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ Answer = tuple[list[str], str]
 
 @pytest.fixture(scope="module")
 def board(tmp_path_factory: pytest.TempPathFactory) -> Board:
-    return make_board(tmp_path_factory.mktemp("board"))
+    return make_board(tmp_path_factory.getbasetemp() / "board")
 
 
 @pytest.fixture
@@ -222,6 +225,7 @@ async def kill_over_a_queue(
     cluster.check_logs()
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 async def test_a_worker_killed_between_the_stages_of_its_requests_loses_nothing(cluster: Cluster, board: Board) -> None:
     samples = [sample for sample in board.samples if len(sample.experts) == 2]

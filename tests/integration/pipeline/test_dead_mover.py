@@ -1,5 +1,5 @@
 """One of two workers loses a thread that moves experts, or its device. It ends with a failure, and its requests go on
-at the other.
+at the other. `make test` has the same of a worker by itself: tests/pipeline/worker/test_troubled_model.py.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ MODEL = "greenroom-understudy"
 PROMPTS = [sample.prompt for task in TASKS for sample in samples(task, 2, seed=13)]
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("policy", "fault", "why"),
     [
         ("moe-infinity", "mover", "a mover has died"),
-        pytest.param("reuse", "mover", "a mover has died", marks=pytest.mark.full),
-        pytest.param("reuse", "device", "the device computes nothing any more", marks=pytest.mark.full),
+        ("reuse", "mover", "a mover has died"),
+        ("reuse", "device", "the device computes nothing any more"),
     ],
 )
 async def test_no_request_is_lost_and_none_gets_another_answer(

@@ -194,6 +194,7 @@ async def kept(cluster: Cluster) -> AsyncIterator[list[int]]:
         await asyncio.gather(keeping, return_exceptions=True)
 
 
+@pytest.mark.full  # by itself: tests/unit/protocol/test_exploration.py, and tests/unit/scheduler/test_suspects.py
 @pytest.mark.timeout(300)
 async def test_a_request_that_kills_every_worker_it_meets_ends_as_failed_and_the_rest_goes_on(
     cluster: Cluster, topics: Topics, clients: list[openai.AsyncOpenAI]
@@ -223,6 +224,7 @@ async def completion(client: openai.AsyncOpenAI, **asked: Any) -> str:
     return "".join([chunk.choices[0].text async for chunk in stream if chunk.choices])
 
 
+@pytest.mark.full  # by itself: tests/contract/batching/test_prefix.py
 @pytest.mark.timeout(480)
 async def test_a_text_under_penalties_is_the_same_when_its_worker_is_killed_in_the_middle(
     cluster: Cluster, clients: list[openai.AsyncOpenAI]
@@ -264,11 +266,12 @@ async def restart(process: Process) -> None:
 @pytest.mark.parametrize(
     ("last", "rounds"),
     [
-        pytest.param("0", 1, id="the first of each kind"),
+        pytest.param(("gateway0", "worker0"), 1, id="a gateway and a worker"),  # the two that clients' requests are at
+        pytest.param("0", 1, id="the first of each kind", marks=pytest.mark.full),
         pytest.param("", 4, id="all, four times", marks=pytest.mark.full),
     ],
 )
-async def test_a_rolling_restart_fails_no_request(cluster: Cluster, last: str, rounds: int) -> None:
+async def test_a_rolling_restart_fails_no_request(cluster: Cluster, last: str | tuple[str, ...], rounds: int) -> None:
     """Of a client that tries the other gateway when one refuses; without idempotency keys. ``last``: how the names of
     the processes that are restarted end."""
     over = False
@@ -293,6 +296,7 @@ async def test_a_rolling_restart_fails_no_request(cluster: Cluster, last: str, r
         raise AssertionError(f"{error}\n{cluster.logs()}") from None
 
 
+@pytest.mark.full  # by itself: tests/unit/gateway/pipeline/test_pipeline_appends.py
 @pytest.mark.timeout(300)
 async def test_keyed_requests_that_are_not_sent_again_hold_up_no_others(
     cluster: Cluster, topics: Topics, mortal_broker: Broker

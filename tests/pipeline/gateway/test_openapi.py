@@ -14,7 +14,7 @@ from tests.scripted_generator import DEADLINE_S
 schemathesis = pytest.importorskip("schemathesis", reason="it is in the group dev: pip install --group dev")
 CHAT: dict[str, Any] = {"model": "org/small", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 9}
 COMPLETION: dict[str, Any] = {"model": "org/small", "prompt": "hello", "max_tokens": 9}
-EXAMPLES = 40
+EXAMPLES = 15
 UNCHECKED = [pytest.importorskip("schemathesis.specs.openapi.checks").positive_data_acceptance]
 """No schema can say that a prompt must fit the context; so what it allows may be refused, with its reason."""
 

@@ -1,4 +1,4 @@
-"""Real engines that are killed over a queue of thousands: the bundled board, with all services in this process."""
+"""Real engines that are killed over a long queue: the bundled board, with all services in this process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from greenroom.worker.collaboration.card import card_of
 from greenroom.worker.collaboration.collaboration_engine import CollaborationEngine
 from tests.contract.coe.served_board import Board, Sample, make_board
 from tests.pipeline.inferences.conftest import body, outputs_of
-from tests.pipeline.inferences.test_lost_workers import BATCH, CALLS, KILLS, Cluster, check_losses, killed, queued
+from tests.pipeline.inferences.test_lost_workers import CALLS, KILLS, Cluster, batches_of, check_losses, killed, queued
 from tests.pipeline.inferences.test_lost_workers import cluster as cluster
 from tests.quiet_transformers import no_progress_bars as no_progress_bars
 from tests.unit.coe.serving.scripted_collaboration import SELECTIONS
@@ -35,7 +35,7 @@ EXECUTORS, MOST = 2, 8
 
 @pytest.fixture(scope="module")
 def board(tmp_path_factory: pytest.TempPathFactory) -> Board:
-    return make_board(tmp_path_factory.mktemp("board"))
+    return make_board(tmp_path_factory.getbasetemp() / "board")
 
 
 @dataclass
@@ -89,13 +89,14 @@ async def in_a_batch(engine: CollaborationEngine, computers: Sequence[Held]) -> 
 
 
 @pytest.mark.parametrize("name", ["pull", pytest.param("coserve", marks=pytest.mark.full)])
+@batches_of
 @pytest.mark.timeout(240)
-async def test_three_kills_of_a_real_engine_over_two_thousand_that_wait(
-    cluster: Cluster, board: Board, name: str
+async def test_three_kills_of_a_real_engine_over_a_long_queue(
+    cluster: Cluster, board: Board, name: str, batch: int
 ) -> None:
     """A kill finds every executor in a batch, and the rest queued. All are served, with their samples' labels."""
-    samples = [board.samples[at % len(board.samples)] for at in range(CALLS * BATCH)]
-    batches = [samples[at : at + BATCH] for at in range(0, len(samples), BATCH)]
+    samples = [board.samples[at % len(board.samples)] for at in range(CALLS * batch)]
+    batches = [samples[at : at + batch] for at in range(0, len(samples), batch)]
     url = f"http://127.0.0.1:{cluster.gateway.port}/v2/models/board/infer"
 
     async def ask(http: aiohttp.ClientSession, some: Sequence[Sample]) -> Any:
@@ -116,11 +117,11 @@ async def test_three_kills_of_a_real_engine_over_two_thousand_that_wait(
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(DEADLINE_S)) as http:
             calls = [asyncio.create_task(ask(http, some)) for some in batches]
             for kill in range(KILLS):
-                await queued(engine, 2 * EXECUTORS * MOST)
+                await queued(engine, len(samples), 2 * EXECUTORS * MOST)
                 executed.append(await in_a_batch(engine, computers))
                 await killed(cluster, worker, executed[-1])
                 engine, computers, worker = await begin(kill + 1)
-            await queued(engine, 2 * EXECUTORS * MOST)
+            await queued(engine, len(samples), 2 * EXECUTORS * MOST)
             for one in computers:
                 one.let.set()
             replies = await asyncio.gather(*calls)
@@ -131,5 +132,5 @@ async def test_three_kills_of_a_real_engine_over_two_thousand_that_wait(
             assert [tuple(one for one in path if one) for path in paths] == [sample.experts for sample in some]
             assert outputs["label"]["data"] == [sample.labels[-1] for sample in some]
         assert all(2 <= len(one) <= EXECUTORS * MOST for one in executed)
-        await check_losses(cluster, executed)
+        await check_losses(cluster, len(samples), executed)
         await worker.kill()

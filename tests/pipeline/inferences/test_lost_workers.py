@@ -1,4 +1,4 @@
-"""Workers that are killed over a queue of thousands: only what they were executing counts a loss, and all is served."""
+"""Workers that are killed over a long queue: only what they were executing counts a loss, and all is served."""
 
 from __future__ import annotations
 
@@ -39,8 +39,9 @@ from tests.waiting import DEADLINE_S, until
 LEASE_MS = 5_000.0
 """So long that a busy event loop is no loss."""
 TTL_MS = 3_600_000
-CALLS, BATCH = 16, 125
-KILLS, EXECUTED = 3, 8
+CALLS, KILLS, EXECUTED = 16, 3, 8
+batches_of = pytest.mark.parametrize("batch", [20, pytest.param(125, marks=pytest.mark.full)])
+"""Images a call: 320 requests are queued, or 2,000."""
 
 
 class Worker:
@@ -127,9 +128,9 @@ async def cluster() -> AsyncIterator[Cluster]:
         yield made
 
 
-async def queued(engine: InferenceEngine, executed: int) -> None:
+async def queued(engine: InferenceEngine, requests: int, executed: int) -> None:
     """All are in the engine, but for those that were executed at two kills: they wait until they can run alone."""
-    least = CALLS * BATCH - executed
+    least = requests - executed
     await until(lambda: engine.state().waiting >= least, "all wait in the engine")
 
 
@@ -140,17 +141,18 @@ async def killed(cluster: Cluster, worker: Worker, executing: frozenset[str]) ->
     await worker.kill()
 
 
-async def check_losses(cluster: Cluster, executed: list[frozenset[str]]) -> None:
+async def check_losses(cluster: Cluster, requests: int, executed: list[frozenset[str]]) -> None:
     """Each kill counts for what was being executed, and every request has one outcome."""
     records = await cluster.journal()
     lost = [record for record in records if isinstance(record, Lost)]
     assert [frozenset(name for name, _ in one.attempts) for one in lost] == executed
     assert not any(one.unsure for one in lost)
-    assert len([record for record in records if isinstance(record, Outcome)]) == CALLS * BATCH
+    assert len([record for record in records if isinstance(record, Outcome)]) == requests
 
 
 @pytest.mark.timeout(240)
-async def test_three_kills_over_two_thousand_that_wait_and_all_are_served(cluster: Cluster) -> None:
+@batches_of
+async def test_three_kills_over_a_long_queue_and_all_are_served(cluster: Cluster, batch: int) -> None:
     def twin() -> InferenceTwin:
         return InferenceTwin(twin_card(MODEL), held=True)
 
@@ -158,7 +160,7 @@ async def test_three_kills_over_two_thousand_that_wait_and_all_are_served(cluste
     worker = await cluster.worker("w0", engine, engine.card)
     await until(lambda: cluster.gateway.unready is None)
     url = f"http://127.0.0.1:{cluster.gateway.port}/v2/models/{MODEL}/infer"
-    batches = [[png(tail=b"%d.%d" % (call, place)) for place in range(BATCH)] for call in range(CALLS)]
+    batches = [[png(tail=b"%d.%d" % (call, place)) for place in range(batch)] for call in range(CALLS)]
 
     async def ask(http: aiohttp.ClientSession, images: list[bytes]) -> Any:
         async with http.post(url, json=body(images)) as response:
@@ -169,15 +171,15 @@ async def test_three_kills_over_two_thousand_that_wait_and_all_are_served(cluste
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(DEADLINE_S)) as http:
         calls = [asyncio.create_task(ask(http, images)) for images in batches]
         for kill in range(KILLS):
-            await queued(engine, EXECUTED)
+            await queued(engine, CALLS * batch, EXECUTED)
             executed.append(frozenset(engine.begin_batch()))
             await killed(cluster, worker, executed[-1])
             engine = twin()
             worker = await cluster.worker(f"w{kill + 1}", engine, engine.card)
-        await queued(engine, EXECUTED)
+        await queued(engine, CALLS * batch, EXECUTED)
         engine.release()
         replies = await asyncio.gather(*calls)
     for images, reply in zip(batches, replies, strict=True):
         assert outputs_of(reply)["label"]["data"] == [said(image).label for image in images]
-    await check_losses(cluster, executed)
+    await check_losses(cluster, CALLS * batch, executed)
     await worker.kill()

@@ -150,6 +150,7 @@ async def test_it_comes_runs_gives_back_and_leaves(kafka_broker: Broker, tmp_pat
     assert "resident.json" in str(os.listdir(cache / "packs")), "the resident experts are remembered"
 
 
+@pytest.mark.full  # within one process: test_troubled_model.py
 async def test_it_ends_when_its_model_is_broken_and_its_request_is_for_others(
     kafka_broker: Broker, tmp_path: Path, cache: Path
 ) -> None:

@@ -151,8 +151,17 @@ def check(world: World) -> None:
         assert not worker.table.runs, f"{worker.name} still has {list(worker.table.runs)}"
 
 
+def seeds(first: int, count: int, often: int) -> pytest.MarkDecorator:
+    """So many ``often``, the others in the full suite."""
+    chosen = range(first, first + often)
+    return pytest.mark.parametrize(
+        "seed",
+        [pytest.param(one, marks=() if one in chosen else pytest.mark.full) for one in range(first, first + count)],
+    )
+
+
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("seed", range(20))
+@seeds(0, 20, often=5)
 def test_every_accepted_request_has_one_outcome_and_its_client_that_text(kind: str, seed: int) -> None:
     check(explore(seed, KINDS[kind]))
 
@@ -165,7 +174,7 @@ def _by_slo(world: World) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("seed", range(500, 504))
+@seeds(500, 4, often=2)
 def test_so_it_is_where_requests_are_placed_by_their_slos(kind: str, seed: int) -> None:
     check(explore(seed, KINDS[kind], _by_slo))
 
@@ -187,7 +196,7 @@ def check_losses(world: World) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("seed", range(700, 704))
+@seeds(700, 4, often=2)
 def test_so_it_is_where_workers_arrange_many_requests_themselves(kind: str, seed: int) -> None:
     world = explore(seed, KINDS[kind], _many_at_once)
     check(world)

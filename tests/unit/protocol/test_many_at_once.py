@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from greenroom.core.collaboration import InputKind
 from greenroom.core.generation import FinishReason
 from greenroom.core.inference import InferenceInput
@@ -14,6 +16,7 @@ from greenroom.scheduler.pool_workers import Capacity, WorkerState
 from greenroom.scheduler.request_entries import RequestStage
 from tests.unit.protocol.pool_bench import DONE, Bench
 
+many = pytest.mark.parametrize("count", [300, pytest.param(2_000, marks=pytest.mark.full)])
 CONFIG = PoolConfig(max_waiting=10_000, lease_ms=100, retry_ms=50, reclaim_ms=10_000_000, max_queue_wait_ms=500)
 
 
@@ -57,18 +60,19 @@ class Many(Bench):
         return [record for record in self.journal if isinstance(record, Lost)]
 
 
-def test_all_are_placed_at_once_and_those_that_wait_there_return_without_a_loss() -> None:
+@many
+def test_all_are_placed_at_once_and_those_that_wait_there_return_without_a_loss(count: int) -> None:
     bench = Many()
     bench.come("w1")
-    for n in range(2_000):
+    for n in range(count):
         bench.inference(f"r{n}")
-    assert len(bench.placed_on("w1")) == 2_000
+    assert len(bench.placed_on("w1")) == count
     bench.executes("w1", "r7", "r8")
     bench.come("w2")
     bench.lose("w1")
     (lost,) = bench.losses()
     assert ([name for name, _ in lost.attempts], lost.unsure) == (["r7", "r8"], False)
-    assert len(bench.placed_on("w2")) == 2_000
+    assert len(bench.placed_on("w2")) == count
     assert bench.pool.entries["r7"].losses
     assert not bench.pool.entries["r9"].losses
 
@@ -94,23 +98,24 @@ def test_no_worker_gets_more_than_it_takes() -> None:
     assert bench.placed_on("w") == {"r0", "r2", "r3"}
 
 
-def test_three_losses_over_two_thousand_that_wait_and_all_are_served() -> None:
-    """The issue's case: each kill meets another batch. Nothing runs alone, nothing is given up."""
+@many
+def test_three_losses_over_many_that_wait_and_all_are_served(count: int) -> None:
+    """Each kill meets another batch. Nothing runs alone, nothing is given up."""
     bench = Many()
     bench.come("w0")
-    for n in range(2_000):
+    for n in range(count):
         bench.inference(f"r{n}")
     for kill in range(3):
         bench.executes(f"w{kill}", *(f"r{n}" for n in range(8 * kill, 8 * kill + 8)))
         bench.come(f"w{kill + 1}")
         bench.lose(f"w{kill}")
-    assert len(bench.placed_on("w3")) == 2_000
-    for n in range(2_000):
+    assert len(bench.placed_on("w3")) == count
+    for n in range(count):
         run = bench.last_run(f"r{n}")
         bench.do(bench.pool.result("w3", f"r{n}", run.attempt, DONE, bench.now))
     bench.land()
     assert {outcome.reason for outcome in bench.outcomes()} == {FinishReason.LENGTH}
-    assert len(bench.outcomes()) == 2_000
+    assert len(bench.outcomes()) == count
 
 
 def test_one_that_has_no_room_is_not_sent_all_that_waits_again_and_again() -> None:
