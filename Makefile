@@ -38,7 +38,7 @@ run: $(STAMP) ## Serve the bundled model at http://127.0.0.1:8000 with a third o
 	@$(BIN)/greenroom serve --expert-memory 33%
 
 test: $(STAMP) ## The test suite (minutes)
-	$(PYTEST) -m "not full and not compose"
+	$(PYTEST) -m "not full and not compose" --hypothesis-profile quick
 
 test-full: $(STAMP) $(CLIENTS_STAMP) ## The suite with its full matrices
 	$(PYTEST) -m "not compose"

@@ -8,17 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
 
-from tests import reaper
+from tests import examples, reaper
 
 reaper.start()
+examples.register()
 
 TESTS = Path(__file__).parent
-
-# Time on the wall says nothing of an example on a busy machine; what hangs meets the timeout of its test.
-settings.register_profile("greenroom", deadline=None)
-settings.load_profile("greenroom")
 
 BEGINS = {"integration/pipeline/test_chaos.py": "contract", "integration/pipeline/test_failures.py": "unit"}
 """The two files that take minutes, each a whole cluster under load, and the folder that each goes first in. Tests of

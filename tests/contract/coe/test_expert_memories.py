@@ -39,6 +39,7 @@ from greenroom.policies.placement.placement_policy import PendingRequest
 from greenroom.policies.registry import create_policy
 from tests.contract.coe.model_store import DEADLINE_S, ModelStore, manifest_of, model_layer
 from tests.contract.prepared_policies import EVERY_POLICY, prepared_policy
+from tests.examples import examples
 
 MEMORIES = 2
 PAGE_OF = {name: PAGE_BYTES // dtype.itemsize for name, dtype in DTYPES.items()}
@@ -279,7 +280,7 @@ every_policy = pytest.mark.parametrize("policy", [*EVERY_POLICY, *sorted(PREPARE
 @every_policy
 def test_with_bytes_and_without_one_history_gives_the_same_decisions(policy: str) -> None:
     checks = settings(
-        max_examples=25,
+        max_examples=examples(25),
         stateful_step_count=50,
         deadline=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

@@ -23,6 +23,7 @@ from greenroom.experts.pack.layout import ExpertWeights, PackLayer, PackManifest
 from greenroom.policies.base.events import Prediction, PredictionRequest
 from greenroom.policies.base.expert_policy import Target
 from tests.contract.experts.engines import POLICIES, READS, routes
+from tests.examples import examples
 from tests.unit.experts.fake_accelerator import FakeAccelerator
 from tests.unit.experts.fakes import FakeStore
 
@@ -105,7 +106,7 @@ class Bench:
     eagerness=st.sampled_from([(0.0, "either"), (0.2, "either"), (1.0, "compute"), (1.0, "copy")]),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(8), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_computation_finds_its_experts_however_late_the_device_is(
     policy: str,
     reads: str,
@@ -146,7 +147,7 @@ def test_computation_finds_its_experts_however_late_the_device_is(
     reads=st.sampled_from(["parts", "deep"]),
     seed=st.integers(0, 999),
 )
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(6), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_random_delays_and_failures_with_several_reads_in_flight(
     policy: str,
     on: str,

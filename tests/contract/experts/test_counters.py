@@ -19,6 +19,7 @@ from greenroom.policies.base.expert_policy import Prefetch
 from greenroom.policies.replacement.lru import Lru
 from greenroom.replay.simulation.simulated_hardware import LinkProfile, SimulatedHardware
 from tests.contract.experts.engines import EXPERTS, LAYERS, MANIFEST, SIZE, make_engine
+from tests.examples import examples
 from tests.unit.experts.fakes import FakeStore
 
 PREFILL, DECODE, ENCODE = Phase.PREFILL, Phase.DECODE, Phase.ENCODE
@@ -211,7 +212,7 @@ steps_of = st.lists(
 
 @pytest.mark.parametrize("policy", ["lru", "restless", "restless-host"])
 @given(steps=steps_of, slots=st.integers(2, SIZE), host_slots=st.integers(0, 6))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_every_byte_and_look_up_is_counted_once_whoever_reads(
     policy: str, steps: list[tuple[list[Phase], list[set[int]]]], slots: int, host_slots: int
 ) -> None:

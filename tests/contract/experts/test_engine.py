@@ -29,12 +29,13 @@ from tests.contract.experts.engines import (
     run_layer,
     run_steps,
 )
+from tests.examples import examples
 from tests.unit.experts.fakes import FakeStore
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 @given(steps=routes, device_slots=st.integers(TOP_K, LAYERS * EXPERTS), host_slots=st.integers(0, 8))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_any_schedule_under_any_budget(
     policy: str, steps: list[list[list[int]]], device_slots: int, host_slots: int
 ) -> None:
@@ -54,7 +55,7 @@ def test_any_schedule_under_any_budget(
     fills=st.booleans(),
     seed=st.integers(0, 999),
 )
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(15), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_random_delays_and_failures_in_the_movers(
     policy: str, steps: list[list[list[int]]], device_slots: int, host_slots: int, fills: bool, seed: int
 ) -> None:

@@ -23,6 +23,7 @@ from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import Prefetch, Target
 from greenroom.policies.replacement.lru import Lru
 from tests.contract.experts.engines import EXPERTS, LAYERS, MANIFEST, POLICIES, SIZE, run_layer
+from tests.examples import examples
 from tests.unit.experts.fakes import DEADLINE_S, FakeStore, GatedReads
 
 
@@ -493,7 +494,7 @@ moves = st.tuples(
     threads=st.integers(1, 3),
     seed=st.integers(0, 999),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_any_wants_under_random_delays_and_failures(
     moves: list[tuple[str, list[int]]], device_slots: int, host_slots: int, threads: int, seed: int
 ) -> None:

@@ -23,6 +23,7 @@ from greenroom.policies.base.expert_policy import ExpertPolicy, Target
 from greenroom.policies.base.fidelity import Fidelity
 from greenroom.policies.base.victim_selection import lowest
 from greenroom.policies.replacement.lru import Lru
+from tests.examples import examples
 from tests.unit.experts.fakes import FakeStore, manifest
 from tests.unit.policies.model_profiles import model_profile, task_profile
 
@@ -135,7 +136,7 @@ def check(engine: ExpertEngine, layer: int, picks: Any, addresses: Any) -> None:
     assert resident[np.unique(picks)].all()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     st.lists(st.sets(st.integers(0, SIZE - 1), min_size=1, max_size=10), min_size=1, max_size=6), st.integers(0, 2**31)
 )

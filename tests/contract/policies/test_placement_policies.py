@@ -20,6 +20,7 @@ from greenroom.policies.registry import (
     create_executor_policy,
     create_placement_policy,
 )
+from tests.examples import examples
 
 TASKS = ["unknown", "classify", "never heard of"]
 VARIANTS: list[tuple[str, dict[str, object]]] = [
@@ -98,7 +99,7 @@ def create(name: str, options: dict[str, object]) -> PlacementPolicy:
 
 
 @every_variant
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(state=states(), now_ms=st.floats(0, 2000))
 def test_no_worker_gets_more_than_it_has_room_for_and_no_request_two_fates(
     name: str, options: dict[str, object], state: PlacementState, now_ms: float
@@ -126,7 +127,7 @@ def test_no_worker_gets_more_than_it_has_room_for_and_no_request_two_fates(
 
 
 @every_variant
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(state=states())
 def test_an_idle_worker_takes_something_that_fits(name: str, options: dict[str, object], state: PlacementState) -> None:
     idle = WorkerView("idle", (), (), max_running=8, max_queued=0, kv_total=120, kv_free=120)

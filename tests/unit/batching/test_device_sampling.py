@@ -11,6 +11,7 @@ from greenroom.core.generation import SamplingParams
 from greenroom.moe.batch.device_sampling import sample_together
 from greenroom.moe.batch.logit_changes import Draw, InvalidLogits, TokenCounts
 from greenroom.moe.batch.sampling import sample
+from tests.examples import examples
 from tests.stand_in_device import StandInTensor, stand_in, watched
 
 PARAMS = st.builds(
@@ -44,7 +45,7 @@ def draw(params: SamplingParams, key: int, position: int, vocabulary: int) -> Dr
     trouble=st.sampled_from([None, torch.nan, torch.inf, -torch.inf]),
     seed=st.integers(0, 2**32),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_rows_sampled_together_get_the_tokens_that_they_get_alone(
     params: list[SamplingParams], vocabulary: int, spread: float, dtype: torch.dtype, trouble: float | None, seed: int
 ) -> None:

@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from greenroom.moe.attention.kv_cache import KVAuditError, KVStore, SequenceKV
 from greenroom.moe.attention.kv_layout import STEP_ROWS, KVLayout, LayerKV
 from greenroom.moe.attention.kv_memory import KVMemory, mapped_bytes
+from tests.examples import examples
 
 CPU = torch.device("cpu")
 DENSE = KVLayout((LayerKV(2, 4, 2, 4), LayerKV(1, 6, 1, 2)), torch.float32, CPU)
@@ -246,4 +247,4 @@ class GrowingPaged(Growing):
 TestGrowingDense = GrowingDense.TestCase
 TestGrowingPaged = GrowingPaged.TestCase
 for case in (TestGrowingDense, TestGrowingPaged):
-    case.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+    case.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)

@@ -19,6 +19,7 @@ from greenroom.policies.base.events import SequenceInfo
 from greenroom.policies.batching.batch_policy import BatchDecision, BatchPolicy, BatchState
 from greenroom.policies.batching.fcfs import FcfsBatching
 from tests.contract.batching.harness import Answer, Driver, request
+from tests.examples import examples
 from tests.unit.batching.fake_model import FakeModel, continuation
 from tests.unit.batching.recorder import Recorder
 
@@ -365,7 +366,7 @@ class Told:
         pass
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     asked=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 80), st.integers(0, 60)), min_size=1, max_size=10),
     pages=st.integers(16, 40),

@@ -14,6 +14,7 @@ from greenroom.core.generation import Finished, FinishReason, GenerationRequest,
 from greenroom.policies.base.events import SequenceEnd, SequenceInfo
 from greenroom.text.stops import StopChecker
 from tests.contract.batching.harness import Answer, Driver, request
+from tests.examples import examples
 from tests.unit.batching.fake_model import FakeModel, continuation
 from tests.unit.batching.recorder import Recorder
 
@@ -67,7 +68,7 @@ def test_only_what_follows_is_generated_and_it_is_the_same(cut: int) -> None:
     assert other.ids == continuation((9, 9), 12)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(cut=st.integers(0, 10), chunk=st.sampled_from([None, 1, 3]), others=st.integers(0, 3), seed=st.integers(0, 50))
 def test_a_draw_depends_on_its_place_and_not_on_where_the_answer_was_cut(
     cut: int, chunk: int | None, others: int, seed: int

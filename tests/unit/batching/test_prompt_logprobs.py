@@ -17,6 +17,7 @@ from greenroom.moe.batch.prompt_logprobs import prompt_logprobs
 from greenroom.policies.batching.fcfs import FcfsBatching
 from greenroom.policies.batching.phases import PhasesBatching
 from tests.contract.batching.harness import Answer, Driver, request
+from tests.examples import examples
 from tests.stand_in_device import StandInTensor, stand_in, watched
 from tests.unit.batching.fake_model import FakeModel, continuation, next_logits
 
@@ -128,7 +129,7 @@ def test_a_prompt_of_the_whole_context_can_be_scored() -> None:
 
 
 @given(cut=st.integers(0, 6), chunk=st.integers(1, 50), tokens=st.integers(0, 6))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_a_request_that_goes_on_elsewhere_scores_its_prompt_again(cut: int, chunk: int, tokens: int) -> None:
     """Its answer may have come to its end already: the prompt runs all the same."""
     cut = min(cut, tokens)

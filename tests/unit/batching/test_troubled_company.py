@@ -15,6 +15,7 @@ from greenroom.moe.attention.kv_memory import KVMemory
 from greenroom.moe.attention.ragged_attention import Chunk
 from greenroom.policies.registry import create_batch_policy, spelt
 from tests.contract.batching.harness import Answer, Driver, request
+from tests.examples import examples
 from tests.unit.batching.test_preemption import ROWS, WIDE, Lengths, Told, WideModel
 
 MODEL_LEN = 100
@@ -104,7 +105,7 @@ troubles = st.sampled_from(["none", "none", "none", "come", "come", "come", "can
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "phases", "phases:apart=true", "token-scheduler:force=true"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     company=st.lists(asked, min_size=2, max_size=9),
     pages=st.integers(13, 26),

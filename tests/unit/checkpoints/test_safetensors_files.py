@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from greenroom.checkpoints.safetensors_headers import merge_headers, read_header
 from greenroom.checkpoints.shard_reader import ShardReader, torch_dtype, typed
 from greenroom.core.errors import CorruptCheckpoint, UnsupportedModel
+from tests.examples import examples
 from tests.unit.moe_loading.privileges import permissions_count
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8, torch.bool]
@@ -26,7 +27,7 @@ def write(path: Path, header: Any, data: bytes) -> Path:
 
 
 @given(st.dictionaries(st.text("ab.", min_size=1, max_size=6), st.tuples(shapes, st.sampled_from(DTYPES)), max_size=5))
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_reads_what_the_library_writes(tmp_path: Path, tensors: dict[str, tuple[list[int], torch.dtype]]) -> None:
     path = tmp_path / "some.safetensors"
     made = {name: torch.randn(shape).mul(3).to(dtype) for name, (shape, dtype) in tensors.items()}

@@ -25,6 +25,7 @@ from greenroom.demo.tokenizer import (
     save_tokenizer,
     train_tokenizer,
 )
+from tests.examples import examples
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,7 @@ def test_special_tokens_have_the_ids_that_training_counts_on(tokenizer: Tokenize
 
 
 @given(text=st.text(max_size=60))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_any_text_comes_back(tokenizer: Tokenizer, text: str) -> None:
     # a special token's own name is the one thing that is not plain text
     if "<|" not in text:

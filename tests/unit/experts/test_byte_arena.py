@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from greenroom.experts.bookkeeping.byte_arena import ByteArena, Move
 from greenroom.experts.bookkeeping.ledger import LedgerError
 from greenroom.experts.pack.layout import cut
+from tests.examples import examples
 
 
 class Memory:
@@ -51,7 +52,7 @@ class Memory:
 sizes = st.lists(st.integers(1, 30), min_size=1, max_size=5)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(st.tuples(st.booleans(), sizes, st.integers(0, 100)), max_size=60))
 def test_whatever_is_free_is_of_use_if_all_may_move(history: list[tuple[bool, list[int], int]]) -> None:
     memory = Memory(200)
@@ -66,7 +67,7 @@ def test_whatever_is_free_is_of_use_if_all_may_move(history: list[tuple[bool, li
         memory.check()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(st.tuples(st.booleans(), sizes, st.integers(0, 100)), max_size=60), st.integers(1, 5))
 def test_what_may_not_move_stays_and_a_failure_changes_nothing(
     history: list[tuple[bool, list[int], int]], pinned: int

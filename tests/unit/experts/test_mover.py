@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from greenroom.experts.copying import mover as mover_module
 from greenroom.experts.copying.mover import Job, Landing, Mover, Outbox
 from greenroom.policies.base.events import Reason, Tier
+from tests.examples import examples
 from tests.waiting import until_others
 
 DEADLINE_S = 20.0
@@ -429,7 +430,7 @@ def test_a_message_wakes_the_waiting_thread_and_nothing_waits_for_a_tick() -> No
     parts=st.integers(1, 4),
     seed=st.integers(0, 10_000),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_any_traffic_moves_each_job_once_or_takes_it_back(threads: int, depth: int, parts: int, seed: int) -> None:
     noise = random.Random(seed)
     carrier = Carrying(

@@ -17,6 +17,7 @@ from greenroom.experts.pack.layout import ExpertWeights
 from greenroom.moe.kernels.expert_products import clamped_gate_of
 from greenroom.moe.kernels.native.library import NativeUnavailable
 from greenroom.moe.kernels.native.rows import ClampedGate, NativeRows, native_rows
+from tests.examples import examples
 
 try:
     native: NativeRows = native_rows()
@@ -79,7 +80,7 @@ def eager(weights: ExpertWeights, rows: torch.Tensor, gate: ClampedGate = GATE) 
     st.integers(1, 30), st.integers(1, 90).map(lambda n: 2 * n), st.integers(1, 80).map(lambda n: 2 * n),
     st.sampled_from([GATE, ClampedGate(1.0, 2.5)]), st.integers(0, 2**31),
 )  # fmt: skip
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_an_expert_is_transformers_eager_one_but_for_the_last_bits(
     count: int, hidden: int, inner: int, gate: ClampedGate, seed: int
 ) -> None:
@@ -130,7 +131,7 @@ def test_threads_change_nothing() -> None:
 
 
 @given(st.lists(st.integers(1, 25), min_size=1, max_size=5), st.integers(0, 2**31), st.booleans())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_experts_together_are_one_after_another(counts: list[int], seed: int, add: bool) -> None:
     hidden, inner, total = 34, 54, sum(counts)
     generator = torch.Generator().manual_seed(seed)

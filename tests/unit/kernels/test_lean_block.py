@@ -26,6 +26,7 @@ from greenroom.moe.kernels.experts_forward import IMPLEMENTATION
 from greenroom.moe.kernels.lean_block import LeanBlock, lean_block
 from greenroom.moe.kernels.native.library import NativeUnavailable
 from greenroom.moe.kernels.native.rows import Lasting, NativeRows, native_rows
+from tests.examples import examples
 
 try:
     native: NativeRows = native_rows()
@@ -120,7 +121,7 @@ def test_a_router_picks_what_its_family_does(family: str) -> None:
 
 
 @given(st.integers(1, 40), st.integers(0, 2**31))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_a_row_is_routed_alike_in_any_company(count: int, seed: int) -> None:
     rows, weight = random(seed, count, HIDDEN), random(seed + 1, EXPERTS, HIDDEN)
     picks, scales = native.route(weight, rows, TOP_K, normalise=True, rounded=False)
@@ -140,7 +141,7 @@ def test_of_equal_experts_the_first_are_picked() -> None:
 
 
 @given(st.integers(1, 60), st.integers(0, 2**31))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_all_experts_at_once_are_the_picked_ones_in_order(count: int, seed: int) -> None:
     rows, stream, weights = random(seed, count, HIDDEN), random(seed + 1, count, HIDDEN), weights_of(seed)
     picks, scales = native.route(random(seed + 2, EXPERTS, HIDDEN), rows, TOP_K, normalise=True, rounded=False)
@@ -221,7 +222,7 @@ def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.mark.usefixtures("instruction_set")
 @given(st.integers(1, 40), st.integers(0, 2**31), st.booleans(), st.booleans(), st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_a_row_under_a_mask_is_routed_as_if_there_were_no_others(
     count: int, seed: int, alike: bool, normalise: bool, rounded: bool
 ) -> None:
@@ -243,7 +244,7 @@ def test_a_row_under_a_mask_is_routed_as_if_there_were_no_others(
 
 
 @given(st.integers(1, 20), st.integers(0, 2**31))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_a_mask_comes_before_softmax_top_k_and_normalisation(count: int, seed: int) -> None:
     """In plain torch, from the same logits."""
     rows, weight = random(seed, count, HIDDEN), random(seed + 1, EXPERTS, HIDDEN) / 8

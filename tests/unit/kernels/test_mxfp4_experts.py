@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from greenroom.moe.kernels.native.library import NativeUnavailable
 from greenroom.moe.kernels.native.rows import ClampedGate, NativeRows, native_rows
+from tests.examples import examples
 from tests.unit.kernels.mxfp4_weights import CodedExpert, coded_expert
 
 try:
@@ -69,7 +70,7 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     st.sampled_from([(118, 126), (0, 8), (100, 140), ALL_SCALES]),
     st.integers(0, 2**31),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_products_are_those_of_the_expanded_weights(
     count: int, hidden: int, inner: int, scales: tuple[int, int], seed: int
 ) -> None:
@@ -87,7 +88,7 @@ def test_of_long_and_of_wide_matrices(rows: int, hidden: int, inner: int) -> Non
 
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=4), st.booleans(), st.integers(0, 2**31))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_of_several_experts(counts: list[int], add: bool, seed: int) -> None:
     experts = [coded_expert(seed + number, 64, 32) for number in range(len(counts))]
     starts = [0, *np.cumsum(counts).tolist()]

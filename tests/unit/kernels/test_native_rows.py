@@ -21,6 +21,7 @@ from greenroom.moe.kernels.native.rows import (
     lowered,
     native_rows,
 )
+from tests.examples import examples
 
 try:
     native: NativeRows = native_rows()
@@ -53,7 +54,7 @@ def expert(
 
 
 @given(SHAPES, st.integers(0, 2**31))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_a_product_is_the_exact_one_but_for_fp32_sums_and_one_rounding(shape: tuple[int, int, int], seed: int) -> None:
     count, inputs, outputs = shape
     rows, weight = random(seed, count, inputs), random(seed + 1, outputs, inputs)
@@ -65,7 +66,7 @@ def test_a_product_is_the_exact_one_but_for_fp32_sums_and_one_rounding(shape: tu
 
 
 @given(SHAPES, st.integers(0, 2**31))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_a_row_does_not_depend_on_the_rows_beside_it_nor_on_threads(shape: tuple[int, int, int], seed: int) -> None:
     count, inputs, outputs = shape
     rows, weight = random(seed, count, inputs), random(seed + 1, outputs, inputs)
@@ -123,7 +124,7 @@ def test_threads_change_nothing() -> None:
     st.integers(1, 9), st.integers(1, 40).map(lambda n: 2 * n), st.integers(1, 150).map(lambda n: 2 * n),
     st.integers(0, 2**31),
 )  # fmt: skip
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_an_expert_is_transformers_eager_one_but_for_the_last_bits(
     count: int, hidden: int, inner: int, seed: int
 ) -> None:
@@ -149,7 +150,7 @@ def test_adding_is_writing_and_then_adding_in_bf16() -> None:
 
 
 @given(st.lists(st.integers(1, 25), min_size=1, max_size=6), st.integers(0, 2**31), st.booleans())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_experts_together_are_one_after_another(counts: list[int], seed: int, add: bool) -> None:
     hidden, inner, total = 34, 150, sum(counts)
     generator = torch.Generator().manual_seed(seed)
@@ -171,7 +172,7 @@ def test_experts_together_are_one_after_another(counts: list[int], seed: int, ad
     st.integers(1, 40), st.integers(1, 4), st.integers(1, 3), st.sampled_from(["none", "each", "all"]), st.booleans(),
     st.integers(0, 2**31),
 )  # fmt: skip
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_what_is_around_attention_is_its_parts_one_by_one(
     count: int, group: int, key_heads: int, norms: str, biased: bool, seed: int
 ) -> None:
@@ -212,7 +213,7 @@ def test_what_is_around_attention_is_its_parts_one_by_one(
 
 
 @given(st.integers(1, 9), st.integers(1, 70), st.integers(0, 2**31))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_added_rows_are_those_of_index_add(count: int, width: int, seed: int) -> None:
     drawn = np.random.default_rng(seed)
     out, rows = random(seed, 12, width), random(seed + 1, count, width)
@@ -262,7 +263,7 @@ def test_extreme_gates_saturate_and_nan_stays() -> None:
 
 
 @given(st.integers(1, 5), st.integers(1, 300), st.integers(0, 2**31))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_a_norm_is_the_llama_one(count: int, width: int, seed: int) -> None:
     rows, weight = random(seed, count, width), random(seed + 1, width)
     wide = rows.float()
@@ -289,7 +290,7 @@ class Memory:
     st.sampled_from([(32, 32), (64, 32), (96, 128)]),
     st.integers(0, 2**31),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_attention_of_single_rows_is_sdpa_over_each_sequence(
     sequences: list[tuple[int, int]], heads: tuple[int, int], dims: tuple[int, int], seed: int
 ) -> None:
@@ -324,7 +325,7 @@ def test_attention_of_single_rows_is_sdpa_over_each_sequence(
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 20)), min_size=1, max_size=3), st.integers(0, 2**31))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_attention_of_several_rows_of_a_sequence_is_causal(sequences: list[tuple[int, int]], seed: int) -> None:
     """``sequences``: how many rows were there before, how many come."""
     key_heads, group, dim, total = 2, 2, 32, sum(count for _, count in sequences)
@@ -361,7 +362,7 @@ def test_attention_of_several_rows_of_a_sequence_is_causal(sequences: list[tuple
     st.booleans(),
     st.integers(0, 2**31),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_a_row_attends_alike_in_any_chunk(
     sequences: list[tuple[int, int]],
     heads: tuple[int, int],
@@ -436,7 +437,7 @@ def test_a_row_that_is_no_number_spoils_no_earlier_row() -> None:
 
 
 @given(st.integers(1, 9), st.integers(1, 90), st.integers(1, 21), st.integers(0, 2**31))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_a_product_of_floats_is_the_exact_one_and_alike_in_any_company(
     count: int, inputs: int, outputs: int, seed: int
 ) -> None:

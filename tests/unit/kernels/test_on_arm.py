@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 from greenroom.moe.kernels.native.rows import INSTRUCTIONS, NativeRows
 from tests.arm.build import BUILT, ROOT, TIMEOUT_S, build, missing
@@ -52,15 +53,19 @@ def processor(built: Path, name: str) -> Iterator[NativeRows]:
 
 @pytest.mark.parametrize(
     ("name", "fastest", "files"),
-    [(WITH_BF16, "neonbf16", [*PRODUCTS, BLOCKS]), (WITHOUT_BF16, "neon", PRODUCTS)],
-    ids=["neonbf16", "neon"],
+    [
+        pytest.param(WITH_BF16, "neonbf16", [*PRODUCTS, BLOCKS], id="neonbf16"),
+        pytest.param(WITHOUT_BF16, "neon", PRODUCTS, id="neon", marks=pytest.mark.full),
+        pytest.param(WITHOUT_BF16, "neon", PRODUCTS[:1], id="neon-plain"),
+    ],
 )
 def test_the_products_pass_their_tests(built: Path, name: str, fastest: str, files: list[Path]) -> None:
     """Each set on a processor whose fastest it is. An instruction that one lacks ends the process that computes."""
     plugins = "-p", "tests.on_arm", "-p", "no:cacheprovider"
+    profile = f"--hypothesis-profile={settings.get_current_profile_name()}"
     others = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", INSTRUCTIONS))}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-v", *plugins, "-k", f"{fastest} or not neon", *files],
+        [sys.executable, "-m", "pytest", "-v", *plugins, profile, "-k", f"{fastest} or not neon", *files],
         cwd=ROOT, env=others | {"QEMU_CPU": name, BUILT: str(built)}, capture_output=True, text=True, check=False,
         timeout=TIMEOUT_S,
     )  # fmt: skip

@@ -24,6 +24,7 @@ from greenroom.moe.kernels.expert_hooks import LayerHook, ModelHooks, set_hook
 from greenroom.moe.kernels.expert_products import Grouped, TorchSum
 from greenroom.moe.kernels.experts_forward import IMPLEMENTATION, combine
 from tests.contract.families.sources import ScriptedExperts
+from tests.examples import examples
 from tests.random_checkpoints import randomise
 
 EXPERTS = 6
@@ -126,7 +127,7 @@ def test_what_is_no_pick_adds_nothing() -> None:
     st.permutations(range(EXPERTS)),
     st.sampled_from([torch.float32, torch.bfloat16]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_any_order_adds_up_to_the_same(rows: int, k: int, seed: int, order: list[int], dtype: torch.dtype) -> None:
     hidden, picks, weights = routing(rows, k, seed, dtype)
     experts = torch.randn(EXPERTS, HIDDEN, HIDDEN, generator=torch.Generator().manual_seed(seed)).to(dtype)

@@ -27,6 +27,7 @@ from greenroom.moe.loading.kept_format import kept_format
 from greenroom.moe.loading.load_model import load
 from greenroom.moe.loading.packing import ensure_pack
 from greenroom.worker.model.checkpoint_summary import summarise
+from tests.examples import examples
 from tests.mxfp4_checkpoints import rewrite, save_mxfp4
 from tests.random_checkpoints import edit_json, save_random
 from tests.unit.kernels.mxfp4_weights import coded_expert, layer_of
@@ -38,7 +39,7 @@ widths = st.integers(1, 4).map(lambda blocks: 32 * blocks)
 
 
 @given(widths, widths, st.sampled_from([torch.bfloat16, torch.float32, torch.float16]), st.integers(0, 2**31))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_a_record_expands_to_what_transformers_makes(hidden: int, inner: int, dtype: torch.dtype, seed: int) -> None:
     scales = (110, 135) if dtype is torch.float16 else (0, 252)
     expert = coded_expert(seed, hidden, inner, scales, dtype)

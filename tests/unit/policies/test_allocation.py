@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from greenroom.policies.base.allocation import Allocation, shares_of
 from greenroom.policies.base.array_types import Mask
 from greenroom.policies.base.expert_keys import Catalogue
+from tests.examples import examples
 
 ALIKE = Catalogue.uniform("pool", layers=3, experts=6, top_k=2, expert_bytes=10)
 CATALOGUES = {
@@ -77,7 +78,7 @@ def by_the_book(
 
 
 @every_catalogue
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(seed=seeds)
 def test_it_is_what_the_rule_says(shape: str, seed: int) -> None:
     catalogue = CATALOGUES[shape]
@@ -90,7 +91,7 @@ def test_it_is_what_the_rule_says(shape: str, seed: int) -> None:
 
 
 @every_catalogue
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(seed=seeds)
 def test_a_layer_that_expects_tokens_gets_its_routers_k_and_one_that_expects_none_loads_nothing(
     shape: str, seed: int
@@ -109,7 +110,7 @@ def test_a_layer_that_expects_tokens_gets_its_routers_k_and_one_that_expects_non
             assert np.count_nonzero(chosen[span]) == min(k, np.count_nonzero(here[span]))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(seed=seeds, key=st.integers(0, ALIKE.size - 1), more=st.floats(0.5, 1e6))
 def test_more_tokens_never_cost_an_expert_its_place(seed: int, key: int, more: float) -> None:
     tokens, here, popularity, budget = drawn(ALIKE, seed)
@@ -121,7 +122,7 @@ def test_more_tokens_never_cost_an_expert_its_place(seed: int, key: int, more: f
     assert after[key] or not before[key]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(seed=seeds)
 def test_what_the_experts_of_a_layer_are_called_does_not_matter(seed: int) -> None:
     random = np.random.default_rng(seed)
@@ -135,7 +136,7 @@ def test_what_the_experts_of_a_layer_are_called_does_not_matter(seed: int) -> No
     assert renamed.tolist() == plain[names].tolist()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(seed=seeds)
 def test_without_tie_or_shortage_it_maximises_the_tokens_that_find_their_expert(seed: int) -> None:
     """Against every other set of one layer's k each and any others."""

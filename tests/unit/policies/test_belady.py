@@ -13,6 +13,7 @@ from greenroom.core.errors import InvalidConfig
 from greenroom.policies.base.events import LayerRouting, Reason
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.replacement.belady import Belady, Future, belady, next_uses
+from tests.examples import examples
 from tests.unit.policies.bench import Bench, keys_of, step_of
 
 CATALOGUE = Catalogue.uniform("pool", layers=2, experts=3, top_k=2)
@@ -36,7 +37,7 @@ def fewest_misses(accesses: tuple[int, ...], slots: int) -> int:
 
 
 @given(accesses=st.lists(st.integers(0, 4), max_size=14), slots=st.integers(1, 4))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_no_choice_of_victims_has_fewer_misses(accesses: list[int], slots: int) -> None:
     hits = belady(keys_of(accesses), slots)
 

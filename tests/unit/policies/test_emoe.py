@@ -30,6 +30,7 @@ from greenroom.policies.base.task_shares import MOST_TASKS, TaskShares, worth_of
 from greenroom.policies.emoe.policy import Emoe
 from greenroom.policies.emoe.popularity import POPULARITY
 from greenroom.policies.registry import create_policy
+from tests.examples import examples
 from tests.unit.policies.bench import keys_of, mask_of, step_of, transfer_of
 from tests.unit.policies.model_profiles import model_profile, task_profile
 
@@ -88,7 +89,7 @@ def routed(of: Emoe, layer: int, *rows: tuple[int, int]) -> None:
 # -- Eq. 2 -----------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     requests=st.lists(
         st.tuples(st.sampled_from(["sort", "chat", "file"]), st.integers(0, 500), st.integers(0, 500)), max_size=8
@@ -403,7 +404,7 @@ class Life:
             return dict(self.policy.loads_by_task())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(CHANGES, max_size=12), st.lists(CHANGES, min_size=1, max_size=6))
 def test_an_answer_is_of_one_state_though_the_policy_goes_on_while_it_is_made(
     before: list[tuple[Any, ...]], meanwhile: list[tuple[Any, ...]]

@@ -26,6 +26,7 @@ from greenroom.policies.placement.placement_policy import (
     WorkerView,
 )
 from greenroom.policies.registry import create_placement_policy
+from tests.examples import examples
 from tests.unit.policies.placement_states import by_the_book, sites_of, situations
 
 Situation = tuple[PlacementState, float]
@@ -56,7 +57,7 @@ def where(
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-@settings(deadline=None, max_examples=120)
+@settings(deadline=None, max_examples=examples(120))
 @given(
     situation=situations(),
     patience_s=st.none() | st.sampled_from([0.0, 1.0, 2.5]),
@@ -73,7 +74,7 @@ def test_it_decides_as_the_rules_written_out_do(
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(situation=situations())
 def test_a_placement_spoils_no_slo_that_would_be_met_and_memory_holds(estimator: str, situation: Situation) -> None:
     state, now = situation
@@ -96,7 +97,7 @@ def test_a_placement_spoils_no_slo_that_would_be_met_and_memory_holds(estimator:
         assert site.kv_free >= 0
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(situation=situations())
 def test_an_empty_worker_takes_the_first_that_fits_whatever_its_slo(situation: Situation) -> None:
     state, now = situation

@@ -14,6 +14,7 @@ from greenroom.policies.base.events import Tier
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.replacement.decayed_frequency import Decayed
 from greenroom.policies.replacement.next_use import NextUse
+from tests.examples import examples
 from tests.unit.policies.bench import Bench, routing_of
 
 CATALOGUE = Catalogue.uniform("pool", layers=3, experts=4, top_k=2)
@@ -23,7 +24,7 @@ CATALOGUE = Catalogue.uniform("pool", layers=3, experts=4, top_k=2)
     groups=st.lists(st.lists(st.integers(0, 11), min_size=1, max_size=5, unique=True), min_size=1, max_size=25),
     decay=st.sampled_from([0.2, 0.9, 0.999]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_decayed_is_the_sum_over_uses_of_the_decay_to_the_uses_since(groups: list[list[int]], decay: float) -> None:
     policy = Decayed(CATALOGUE, decay=decay)
     for group in groups:

@@ -11,6 +11,7 @@ from greenroom.core.errors import InvalidConfig
 from greenroom.policies.base.events import Artifact, LayerRouting, Step
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.reuse.chances import KEEP_OVER_ALL, NEVER, REUSE, Coefficients, ReuseChances
+from tests.examples import examples
 from tests.unit.policies.bench import keys_of
 
 POOL = Catalogue("pool", experts_per_layer=[4, 3], top_k=[2, 1], expert_bytes=[1, 1])
@@ -90,7 +91,7 @@ picks = st.tuples(
 steps = st.lists(st.lists(st.tuples(st.integers(0, 5), picks), min_size=1, max_size=6), min_size=1, max_size=8)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(steps, st.booleans())
 def test_chances_are_those_of_the_formula_for_any_mix_of_prompts_and_single_tokens(
     stream: list[list[tuple[int, tuple[tuple[int, ...], tuple[int, ...]]]]], followers: bool

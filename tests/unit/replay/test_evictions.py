@@ -20,6 +20,7 @@ from greenroom.policies.registry import create_policy
 from greenroom.policies.replacement.next_use import NO_CHANCE
 from greenroom.replay import RoutingTrace, replay
 from greenroom.replay.traces.activation_matrices import activation_matrices
+from tests.examples import examples
 from tests.unit.replay.traces import odd_traces, trace_of
 
 Worth = Callable[["History", int], tuple[float, ...]]
@@ -160,7 +161,7 @@ def watched(policy: ExpertPolicy, history: History, worth: Worth) -> tuple[Exper
 
 
 @pytest.mark.parametrize(("name", "options", "worth"), RULES, ids=[f"{name}-{options}" for name, options, _ in RULES])
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(trace=odd_traces(), concurrent=st.integers(1, 4), share=st.floats(0, 1))
 def test_no_expert_that_stays_is_worth_less_than_one_that_leaves(
     name: str,

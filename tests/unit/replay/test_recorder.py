@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from greenroom.policies.base.events import Phase, SequenceInfo, Step
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.replay import RoutingTrace, TraceRecorder
+from tests.examples import examples
 from tests.hand_clock import HandClock
 
 CATALOGUE = Catalogue("pool", experts_per_layer=[3, 5], top_k=[1, 2], expert_bytes=[4096, 4096])
@@ -106,7 +107,7 @@ sequences = st.lists(st.integers(0, 5), min_size=1, max_size=5, unique=True)
 
 
 @given(schedule=st.lists(st.tuples(sequences, st.integers(1, 3)), min_size=1, max_size=8))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_recorded_steps_are_the_steps_that_ran(schedule: list[tuple[list[int], int]]) -> None:
     recorder = TraceRecorder(CATALOGUE)
     begun: set[int] = set()

@@ -21,6 +21,7 @@ from greenroom.replay.simulation.timed_replay import ComputeProfile, TimedReplay
 from greenroom.replay.traces.routing_trace import RoutingTrace
 from greenroom.replay.traces.scheduled_steps import ScheduledStep, Scheduling, scheduled_steps, true_paths
 from greenroom.replay.traces.trace_file import TraceError
+from tests.examples import examples
 
 LAYERS, EXPERTS, TOP_K = 2, 8, 2
 
@@ -74,7 +75,7 @@ def steps_of(trace: RoutingTrace, name: str, scheduling: Scheduling) -> list[Sch
 
 
 @pytest.mark.parametrize("name", sorted(BATCH_POLICIES))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     lengths=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 6)), min_size=1, max_size=9),
     concurrent=st.integers(1, 5),

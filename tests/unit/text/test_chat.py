@@ -15,6 +15,7 @@ from jinja2 import UndefinedError
 from greenroom.core.errors import CorruptCheckpoint, InvalidRequest, UnsupportedModel
 from greenroom.text import ChatTemplate, TextProcessor, Tokenizer
 from tests import small_tokenizers
+from tests.examples import examples
 
 SYSTEM = {"role": "system", "content": "Be brief & <kind>."}
 USER = {"role": "user", "content": "  Hi 'there'\n"}
@@ -104,7 +105,7 @@ def test_continuing_the_final_message_equals_transformers(tmp_path: Path, templa
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "byte_fallback", "metaspace"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(text=st.text(max_size=30), special=st.booleans())
 def test_encoding_equals_transformers(
     kind: str, text: str, special: bool, both: dict[str, tuple[Tokenizer, Any]]

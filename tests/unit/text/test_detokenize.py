@@ -12,6 +12,7 @@ from tokenizers import decoders
 from greenroom.core.errors import UnsupportedModel
 from greenroom.text import Tokenizer
 from tests import small_tokenizers
+from tests.examples import examples
 from tests.unit.text.loaded import load
 
 
@@ -25,14 +26,14 @@ def pushed(tokenizer: Tokenizer, ids: list[int], *, behind_text: bool = False) -
     return [*(stream.push(token_id) for token_id in ids), stream.flush()]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(data=st.data())
 def test_any_tokens(tokenizer: Tokenizer, data: st.DataObject) -> None:
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size + 3), max_size=24))
     assert "".join(pushed(tokenizer, ids)) == tokenizer.decode(ids)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(data=st.data())
 def test_any_tokens_behind_a_text(tokenizer: Tokenizer, data: st.DataObject) -> None:
     before = tokenizer.encode("hello the a", add_special_tokens=False)
@@ -42,7 +43,7 @@ def test_any_tokens_behind_a_text(tokenizer: Tokenizer, data: st.DataObject) -> 
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(text=st.text(max_size=40))
 def test_any_text_comes_whole_and_without_half_characters(kind: str, text: str) -> None:
     tokenizer = load(kind)
@@ -60,7 +61,7 @@ def bytes_as_ids(tokenizer: Tokenizer, raw: bytes) -> list[int]:
     return [token_id for token_id in found if token_id is not None]
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(raw=st.lists(st.one_of(st.binary(max_size=6), st.text(max_size=3).map(str.encode)), max_size=6))
 def test_any_runs_of_byte_tokens(raw: list[bytes]) -> None:
     tokenizer = load("byte_fallback")
@@ -70,7 +71,7 @@ def test_any_runs_of_byte_tokens(raw: list[bytes]) -> None:
     assert "".join(pushed(tokenizer, ids)) == tokenizer.decode(ids)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(raw=st.binary(max_size=12))
 def test_any_bytes_of_a_byte_level_vocabulary(raw: bytes) -> None:
     tokenizer = load("byte_level")

@@ -17,6 +17,7 @@ from greenroom.demo import bundled_model_path
 from greenroom.text import Tokenizer
 from greenroom.text.files import TOKENIZER_FILE
 from tests import small_tokenizers
+from tests.examples import examples
 
 MEGABYTE = "lorem ipsum é 日本 1234 " * 37_000
 
@@ -43,7 +44,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Tokenizer,
     return made
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(text=st.text(max_size=60), special=st.booleans())
 def test_the_ids_are_those_of_the_librarys_own_encode(
     text: str, special: bool, both: dict[str, tuple[Tokenizer, tokenizers.Tokenizer]]

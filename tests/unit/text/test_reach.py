@@ -14,6 +14,7 @@ from tokenizers import AddedToken, normalizers, pre_tokenizers
 from greenroom.demo import bundled_model_path
 from greenroom.text import Tokenizer
 from tests import small_tokenizers
+from tests.examples import examples
 
 BOUNDED = ("byte_level", "byte_fallback", "strips_two")
 TRICKY = st.text(
@@ -46,7 +47,7 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(text=TRICKY)
 def test_a_text_never_has_fewer_tokens_than_is_told(kind: str, text: str, tokenizers: dict[str, Tokenizer]) -> None:
     tokenizer = tokenizers[kind]

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from greenroom.text import StopChecker, StopMatcher, TextStream
+from tests.examples import examples
 from tests.unit.text.loaded import load
 
 STOPS = st.lists(st.text("ab\n", min_size=1, max_size=4), min_size=1, max_size=3)
@@ -22,7 +23,7 @@ def by_definition(text: str, stops: list[str]) -> tuple[str, str | None]:
     return text, None
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(parts=st.lists(st.text("ab\n", max_size=5), max_size=8), stops=STOPS, keep=st.booleans())
 def test_equals_the_definition_however_the_text_is_cut(parts: list[str], stops: list[str], keep: bool) -> None:
     matcher = StopMatcher(stops, keep_match=keep)
@@ -58,7 +59,7 @@ def test_an_empty_stop_string_is_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(data=st.data())
 def test_a_stream_of_any_tokens_is_the_decoded_text_up_to_the_match(kind: str, data: st.DataObject) -> None:
     tokenizer = load(kind)
@@ -80,7 +81,7 @@ def test_a_stream_of_any_tokens_is_the_decoded_text_up_to_the_match(kind: str, d
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(data=st.data())
 def test_the_checker_ends_at_the_first_token_with_a_match_in_the_text(kind: str, data: st.DataObject) -> None:
     tokenizer = load(kind)
@@ -112,7 +113,7 @@ def test_without_stop_strings_nothing_is_decoded() -> None:
     assert not StopChecker(Untouched(), []).push(1)  # type: ignore[arg-type]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     text=st.text("abx ", min_size=1, max_size=24),
     stop=st.sampled_from(["a", "ab", "bx", "aa", "x a"]),
@@ -134,7 +135,7 @@ def test_no_stop_string_ends_in_the_first_tokens(text: str, stop: str, least: in
     assert found == (text if end is None else text[: end - len(stop)])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     text=st.text("aé中🚀\n", min_size=1, max_size=8),
     stop=st.sampled_from(["é", "中", "🚀", "a🚀", "\n"]),

@@ -12,6 +12,7 @@ from greenroom.policies.base.events import Phase, SequenceInfo, Step
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.replay import TraceRecorder
 from greenroom.worker.traces.routing import RoutingRecorder
+from tests.examples import examples
 
 UNEVEN = Catalogue("pool", experts_per_layer=[4, 8, 3], top_k=[2, 3, 1], expert_bytes=[10, 10, 10])
 WIDE = Catalogue.uniform("pool", layers=2, experts=300, top_k=4)
@@ -30,7 +31,7 @@ def picks_of(catalogue: Catalogue, layer: int, rows: int, seed: int) -> NDArray[
     return np.stack([random.permutation(experts + 2)[:k] for _ in range(rows)]).reshape(rows, k)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     wide=st.booleans(),
     steps=st.lists(

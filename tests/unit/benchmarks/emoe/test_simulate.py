@@ -13,6 +13,7 @@ from benchmarks.emoe.scheduling.simulator import Machine, Served, Simulation, si
 from benchmarks.emoe.scheduling.step_costs import ServingOverhead
 from greenroom.core.model_profile import MeasuredCosts
 from greenroom.policies.placement.fcfs import FcfsPlacement
+from tests.examples import examples
 from tests.unit.benchmarks.emoe.profiles import COSTS, profile
 
 MACHINE = Machine(profile=profile(), max_running=4, max_queued=2, kv_tokens=64, beat_ms=0.0, tick_ms=50.0)
@@ -157,7 +158,7 @@ JOBS = st.lists(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(drawn=JOBS, arm=st.sampled_from(sorted(ARMS)), workers=st.integers(1, 2), share=st.sampled_from((0.5, 1.0)))
 def test_every_request_has_one_end_after_the_time_that_it_needs_alone(
     drawn: list[tuple[float, int, int, float | None]], arm: str, workers: int, share: float
@@ -184,7 +185,7 @@ def test_every_request_has_one_end_after_the_time_that_it_needs_alone(
     assert busy >= rows * 5.0 - 1e-6  # no row costs less than one of a prompt
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(drawn=JOBS)
 def test_equal_runs_are_equal(drawn: list[tuple[float, int, int, float | None]]) -> None:
     jobs = [

@@ -16,6 +16,7 @@ from transformers.image_utils import SizeDict
 
 from greenroom.coe.computing.images import check_image, decode_image, largest_image
 from greenroom.core.errors import InvalidRequest
+from tests.examples import examples
 from tests.random_experts import encoded, random_image
 
 
@@ -157,7 +158,7 @@ def test_what_is_no_image_is_named(data: bytes) -> None:
 
 
 @given(st.integers(0, 2_000), st.integers(1, 255), st.sampled_from(["PNG", "JPEG"]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_altered_bytes_give_an_image_or_an_error(place: int, by: int, kind: str) -> None:
     data = bytearray(encoded(random_image(), kind))
     data[place % len(data)] ^= by

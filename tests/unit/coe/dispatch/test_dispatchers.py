@@ -21,6 +21,7 @@ from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.coserve.scheduling import CoServePlacement
 from greenroom.policies.placement.placement_policy import Costs, PendingRequest, Shed
 from greenroom.policies.registry import create_policy
+from tests.examples import examples
 
 SIZES = [40, 10, 25, 25, 5, 60, 10, 30]
 MOST = {expert: 1 + expert % 4 for expert in range(len(SIZES))}
@@ -120,7 +121,7 @@ loads_of_requests = st.lists(st.builds(Way, st.integers(0, 300).map(float), path
 
 
 @every_kind
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(ways=loads_of_requests, executors=st.integers(1, 3))
 def test_each_request_runs_all_its_stages_once_and_in_order(kind: str, ways: list[Way], executors: int) -> None:
     found, watched = served(kind, ways, executors)
@@ -134,7 +135,7 @@ def test_each_request_runs_all_its_stages_once_and_in_order(kind: str, ways: lis
 
 
 @every_kind
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(ways=loads_of_requests)
 def test_equal_requests_are_served_equally(kind: str, ways: list[Way]) -> None:
     assert served(kind, ways)[0] == served(kind, ways)[0]
@@ -303,7 +304,7 @@ def test_what_is_cancelled_or_lost_is_gone(kind: str) -> None:
 
 
 @every_kind
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     experts=st.lists(st.integers(0, len(SIZES) - 1), min_size=1, max_size=25),
     cancelled=st.lists(st.integers(0, 24), max_size=25),

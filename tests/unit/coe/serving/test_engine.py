@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from greenroom.coe.serving import request_table
 from greenroom.core.errors import DeadlinePassed, ExpertFailed, InvalidRequest, ModelBroken, Saturated, TransferFailed
+from tests.examples import examples
 from tests.unit.coe.serving.scripted_collaboration import (
     BAD,
     CRASH,
@@ -32,7 +33,7 @@ def walked(outcome: object) -> list[tuple[str, str | None]]:
 
 @every_selection
 @given(asked=requests, share=st.sampled_from([0.0, 0.4, 1.0, 2.0]), executors=st.integers(1, 3), most=st.integers(1, 5))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 def test_nothing_is_lost_or_twice(
     selection: object, asked: list[tuple[int, str, bool]], share: float, executors: int, most: int
 ) -> None:

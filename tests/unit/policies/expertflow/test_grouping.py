@@ -19,6 +19,7 @@ from greenroom.policies.expertflow.grouping import (
     similarity,
     swapped,
 )
+from tests.examples import examples
 
 # Two layers of three experts, one picked in each.
 PATHS = np.array(
@@ -120,7 +121,7 @@ def test_swaps_find_the_best_halves_where_these_can_be_counted() -> None:
     assert np.mean(ratios) < 1.05
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 6), min_size=1, max_size=5),
     experts=st.integers(1, 30),
@@ -142,7 +143,7 @@ def test_groups_have_their_sizes_and_each_row_is_in_one(
     assert all(np.array_equal(one, other) for one, other in zip(groups, again, strict=True))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(rows=st.integers(2, 16), experts=st.integers(1, 60), seed=st.integers(0, 999), known=st.booleans())
 def test_swaps_never_cost_an_expert_and_keep_sizes(rows: int, experts: int, seed: int, known: bool) -> None:
     paths = drawn(rows, experts, seed, known=known)

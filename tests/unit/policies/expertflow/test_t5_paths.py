@@ -19,6 +19,7 @@ from greenroom.core.errors import InvalidConfig
 from greenroom.core.tensors import Damaged
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.expertflow.t5_paths import CACHE_BYTES, T5Paths
+from tests.examples import examples
 from tests.random_t5 import SMALL, random_t5
 
 FILE = random_t5()
@@ -88,7 +89,7 @@ def test_rows_of_one_sequence_need_not_lie_side_by_side() -> None:
 
 
 @given(end=st.integers(1, 30), back=st.integers(1, SMALL.window))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_what_is_asked_for_again_gets_the_same_answer_and_other_tokens_take_its_place(end: int, back: int) -> None:
     paths, start = begun(1), max(0, end - back)
     first = asked(paths, of_text(1, 0, end))[start:]

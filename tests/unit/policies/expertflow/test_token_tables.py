@@ -14,6 +14,7 @@ from greenroom.core.errors import InvalidConfig
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.expertflow import token_histories
 from greenroom.policies.expertflow.token_tables import TokenTables
+from tests.examples import examples
 from tests.paths_files import KEEP, tables
 
 CATALOGUE = Catalogue.uniform("m", layers=2, experts=3, top_k=1)
@@ -165,7 +166,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(STEPS, st.randoms(use_true_random=False))
 def test_rows_asked_for_together_are_foretold_as_one_by_one_and_again_the_same(
     steps: list[list[tuple[int, int]]], random: Any

@@ -12,6 +12,7 @@ from greenroom.core.errors import InvalidConfig
 from greenroom.policies.base.events import Artifact
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.foresight.path_weights import PATH, PathLogits, PathWeights
+from tests.examples import examples
 
 WIDTHS = (4, 6, 3, 5)
 LAYERS, SIZE = len(WIDTHS), sum(WIDTHS)
@@ -51,7 +52,7 @@ def single_weights(file: PathFile, window: int) -> dict[tuple[int, int, int, int
     shift=st.sampled_from([-1.0, 0.0, 1.0]),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_logits_are_the_bias_and_the_weights_of_all_picks_in_the_window(
     window: int, rows: int, scale: float, shift: float, seed: int
 ) -> None:

@@ -23,6 +23,7 @@ from greenroom.profiling.measures.correlation import (
 )
 from greenroom.profiling.reports import correlation_plots
 from greenroom.replay.traces.routing_trace import RoutingTrace
+from tests.examples import examples
 from tests.real_data import real_data
 
 EXPERTS = 8
@@ -83,7 +84,7 @@ def test_between_prompts_it_is_the_mean_of_pearsons_coefficients(seed: int, prom
             assert found[one, other] == pytest.approx(np.mean(expected), abs=1e-9)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(st.integers(0, 2**32 - 1))
 def test_the_numbers_of_experts_make_no_difference_but_where_it_says_so(seed: int) -> None:
     experts = routing(seed, prompts=4)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from greenroom.core.errors import InvalidConfig
 from greenroom.policies.moe_infinity.eamc import distance
 from greenroom.predictor.kinds.eamc.members import choose_members, shape_of
+from tests.examples import examples
 
 LAYERS = (4, 6, 3)
 SIZE = sum(LAYERS)
@@ -56,7 +57,7 @@ def test_no_more_distinct_sequences_than_members_are_all_of_them_once() -> None:
     assert choose_members(LAYERS, matrices, capacity=100).tolist() == [0, 4, 8]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(st.integers(1, 40), st.integers(1, 12), st.integers(0, 2**16))
 def test_there_are_never_more_than_there_is_room_for_and_each_once(count: int, capacity: int, seed: int) -> None:
     matrices = np.random.default_rng(seed).integers(0, 3, (count, SIZE)).astype(np.float32)

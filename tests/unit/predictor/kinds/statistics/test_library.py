@@ -16,6 +16,7 @@ from greenroom.predictor.kinds.statistics.library import Evicted, Library
 from greenroom.predictor.kinds.statistics.snapshot import dump_snapshot, load_snapshot
 from greenroom.predictor.traces.counted_ids import CountedIds
 from greenroom.predictor.traces.counts import BadTrace, count
+from tests.examples import examples
 from tests.unit.predictor.kinds.statistics.libraries import ENTRY, config, new, one
 from tests.unit.predictor.worlds import trace
 
@@ -79,7 +80,7 @@ def test_a_model_goes_last_with_its_statistics_over_all_tasks() -> None:
     library.audit()
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(
     st.lists(st.tuples(st.sampled_from("mno"), st.sampled_from(["", "a", "b", "c", "d"]), st.booleans()), max_size=60)
 )

@@ -12,6 +12,7 @@ from greenroom.core.errors import InvalidRequest
 from greenroom.predictor.kinds.statistics.forecaster import Forecaster, parse_previous, uniform
 from greenroom.predictor.kinds.statistics.statistics import Statistics
 from greenroom.predictor.traces.counts import Shape, count
+from tests.examples import examples
 from tests.unit.predictor.worlds import World, f32, trace
 
 
@@ -23,7 +24,7 @@ def learn(world: World, sequences: int, rows: int, half_life: float = 1e9) -> St
     return statistics
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 5), st.integers(2, 8))
 def test_popularity_comes_to_what_the_world_is(seed: int, layers: int, experts: int) -> None:
     world = World(seed, layers, experts)
@@ -33,7 +34,7 @@ def test_popularity_comes_to_what_the_world_is(seed: int, layers: int, experts: 
     assert np.abs(popularity - world.marginals()).max() < 0.04
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(st.integers(0, 2**32), st.integers(2, 5), st.integers(2, 6))
 def test_after_a_prompt_it_follows_the_worlds_own_steps(seed: int, layers: int, experts: int) -> None:
     """The next prompt begins as the previous one did, which is not as the others do."""
