@@ -151,8 +151,8 @@ BRIEF = Load(
     requests=100, rate=8.0, every_s=1.0,
     acts=frozenset({"kill a worker", "kill the active scheduler", "kill the broker", "pause a worker past its lease"}),
 )  # fmt: skip
-"""What the most of the machinery is for: a lost worker, a deposed scheduler, a log that is away, a worker that wakes up
-without a lease."""
+"""A lost worker, a deposed scheduler, a log that is away, a worker that wakes up without a lease: most of the protocol
+is for these."""
 SHORT = Load(requests=300, rate=8.0, every_s=1.5)
 LONG = Load(requests=1500, rate=8.0, every_s=8.0)
 # The rate is lower, because the broker starts three times, and requests must not wait for it longer than the scheduler

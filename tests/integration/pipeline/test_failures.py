@@ -296,7 +296,7 @@ async def test_a_rolling_restart_fails_no_request(cluster: Cluster, last: str | 
         raise AssertionError(f"{error}\n{cluster.logs()}") from None
 
 
-@pytest.mark.full  # by itself: tests/unit/gateway/pipeline/test_pipeline_keyed.py
+@pytest.mark.full  # by itself: tests/unit/gateway/pipeline/test_pipeline_appends.py
 @pytest.mark.timeout(300)
 async def test_keyed_requests_that_are_not_sent_again_hold_up_no_others(
     cluster: Cluster, topics: Topics, mortal_broker: Broker

@@ -23,22 +23,15 @@ from benchmarks.harness.inputs.shared_model import Ask
 from greenroom.demo import bundled_model_path
 from greenroom.policies.base.expert_keys import Catalogue
 
-FEW = 5
-"""Steps of a fit: what is learnt is not looked at here."""
-SMALL = replace(
-    QUICK, recorded=30, prompts=2, many_prompts=2, at_once=2, random_prompts=1, random_many=2, rows=(30,),
-    fit=FitBoth(path=replace(QUICK.fit.path, steps=FEW), reuse=replace(QUICK.fit.reuse, steps=FEW)),
-    maps=replace(QUICK.maps, steps=FEW),
-)  # fmt: skip
-
-
+SMALL = replace(QUICK, recorded=30, prompts=2, many_prompts=2, at_once=2, random_prompts=1, random_many=2, rows=(30,))
 TINY = RandomMixtral(layers=2, experts=4, hidden=64, intermediate=64, heads=2, kv_heads=2)
 
 
 def test_every_arm_of_a_tiny_model_says_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GREENROOM_CACHE", str(tmp_path))
     monkeypatch.setattr(served, "random_of_size", lambda mib: TINY)
-    with served.Random(SMALL) as tiny:
+    fits = FitBoth(path=replace(SMALL.fit.path, steps=5), reuse=replace(SMALL.fit.reuse, steps=5))
+    with served.Random(replace(SMALL, fit=fits)) as tiny:
         own = speed.run(tiny, prompts=1, at_once=1, rounds=1, seconds=1.0)
     assert list(own["rows"]) == [OURS, *BEST, BARE.name]
     assert own["same_answers"]
