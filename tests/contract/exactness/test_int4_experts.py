@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -34,7 +35,12 @@ class Models:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        sizes = {"hidden_size": 128, "head_dim": 32, "moe_intermediate_size": 64, "num_experts_per_tok": TOP_K}
+        sizes: dict[str, Any] = {
+            "hidden_size": 128,
+            "head_dim": 32,
+            "moe_intermediate_size": 64,
+            "num_experts_per_tok": TOP_K,
+        }
         self._plain = save_random("qwen3_moe", root / "plain", dtype=torch.bfloat16, **sizes)
         self._checkpoints: dict[str, Checkpoint] = {}
         self._made: dict[tuple[str, str, str], Model] = {}

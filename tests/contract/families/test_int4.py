@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from tests.contract.families.sources import ScriptedExperts
 from tests.int4_checkpoints import KINDS, Kind, load_all, save_decoded, save_int4
 from tests.random_checkpoints import save_random
 
-WIDTHS = {
+WIDTHS: dict[str, dict[str, Any]] = {
     "mixtral": {"hidden_size": 64, "intermediate_size": 64},
     "phimoe": {"hidden_size": 64, "intermediate_size": 64},
     "olmoe": {"hidden_size": 64, "intermediate_size": 64},

@@ -66,9 +66,10 @@ def test_the_products_pass_their_tests(built: Path, name: str, fastest: str, fil
     """Each set on a processor whose fastest it is. An instruction that one lacks ends the process that computes."""
     plugins = "-p", "tests.on_arm", "-p", "no:cacheprovider"
     profile = f"--hypothesis-profile={settings.get_current_profile_name()}"
+    chosen = "-m", "not full", "-k", f"{fastest} or not neon"
     others = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", INSTRUCTIONS))}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-v", *plugins, profile, "-m", "not full", "-k", f"{fastest} or not neon", *files],
+        [sys.executable, "-m", "pytest", "-v", *plugins, profile, *chosen, *files],
         cwd=ROOT, env=others | {"QEMU_CPU": name, BUILT: str(built)}, capture_output=True, text=True, check=False,
         timeout=TIMEOUT_S,
     )  # fmt: skip

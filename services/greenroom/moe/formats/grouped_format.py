@@ -117,8 +117,8 @@ class GroupedFormat(ABC):
 
     def _expand(self, parts: Sequence[torch.Tensor], into: torch.Tensor, *, joined: bool) -> None:
         ordered = self.products[0 if joined else 1].ordered
-        *parts, order = parts if ordered else (*parts, None)
-        places = None if order is None else torch.argsort(order)
+        places = torch.argsort(parts[-1]) if ordered else None
+        parts = parts[:-1] if ordered else parts
         panels, units = parts[0].shape[:2]
         outputs, inputs = into.shape
         step = max(1, _AT_ONCE // (units * UNIT * PANEL))
