@@ -115,7 +115,7 @@ bench-coserve: $(STAMP) ## CoServe and pull: boards of hundreds of whole models 
 clean: ## Remove what the targets made
 	rm -rf $(VENV) $(PEERS) $(CLIENTS) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
-$(STAMP): pyproject.toml setup.py services/greenroom/moe/kernels/native/rows.cpp $(wildcard services/greenroom/moe/kernels/native/*.inc)
+$(STAMP): pyproject.toml setup.py services/greenroom/moe/native/rows.cpp $(wildcard services/greenroom/moe/native/*.inc)
 	@test -x $(BIN)/python || $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "greenroom needs Python 3.11 or later; name one with: make PYTHON=python3.12 ..."; exit 1; }
 	@test -x $(BIN)/python || { echo "Setting up $(VENV): once, a few minutes (PyTorch is large: 6 GB)"; $(PYTHON) -m venv $(VENV); }

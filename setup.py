@@ -7,12 +7,12 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 
-NATIVE = "services/greenroom/moe/kernels/native"
+NATIVE = "services/greenroom/moe/native"
 
 setup(
     ext_modules=[
         Extension(
-            "greenroom.moe.kernels.native._rows",
+            "greenroom.moe.native._rows",
             [f"{NATIVE}/rows.cpp"],
             depends=sorted(map(str, Path(NATIVE).glob("*.inc"))),
             language="c++",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from greenroom.moe.kernels.native.library import NativeUnavailable
-from greenroom.moe.kernels.native.rows import NativeRows, native_rows
+from greenroom.moe.native.library import NativeUnavailable
+from greenroom.moe.native.rows import NativeRows, native_rows
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ ON_ARM = f"{KERNELS}test_on_arm.py::test_the_products_pass_their_tests["
 
 @pytest.fixture(autouse=True, scope="session")
 def _torch_as_tests_need_it() -> None:
-    from greenroom.moe.kernels.native.tiles import avoid_tiles_without_shape
+    from greenroom.moe.native.tiles import avoid_tiles_without_shape
 
     avoid_tiles_without_shape()  # transformers is computed with in tests too, and by its own loading
 
@@ -60,8 +60,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     )
     if not any(node.startswith(KERNELS) for node in ran):
         return
-    from greenroom.moe.kernels.native.library import NativeUnavailable
-    from greenroom.moe.kernels.native.rows import native_rows
+    from greenroom.moe.native.library import NativeUnavailable
+    from greenroom.moe.native.rows import native_rows
 
     try:
         found = ", ".join(native_rows().instruction_sets)

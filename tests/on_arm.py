@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from greenroom.moe.kernels.native import library
+from greenroom.moe.native import library
 from tests.arm.build import BUILT, build, missing
 from tests.arm.library import ArmLibrary
 
@@ -29,7 +29,7 @@ def arm_library() -> ArmLibrary:
         return ArmLibrary(Path(folder))
 
 
-assert "greenroom.moe.kernels.native.rows" not in sys.modules, "what is loaded already has this machine's library"
+assert "greenroom.moe.native.rows" not in sys.modules, "what is loaded already has this machine's library"
 library.native_library = arm_library  # type: ignore[assignment]
 
 

@@ -56,8 +56,8 @@ def _instructions() -> list[str]:
 def _compiled_products() -> str | None:
     """The instruction set that greenroom's own products are computed with. None: torch's are used."""
     try:
-        from greenroom.moe.kernels.native.library import NativeUnavailable
-        from greenroom.moe.kernels.native.rows import native_rows
+        from greenroom.moe.native.library import NativeUnavailable
+        from greenroom.moe.native.rows import native_rows
     except ImportError:  # an environment without torch
         return None
     try:

@@ -26,7 +26,7 @@ from benchmarks.harness.reporting.tables import median_range
 from benchmarks.harness.rounds import in_turns
 from greenroom.core.errors import InvalidConfig
 from greenroom.moe.attention.sight import lower_triangle
-from greenroom.moe.kernels.native.rows import NativeRows, native_rows
+from greenroom.moe.native.rows import NativeRows, native_rows
 
 CHUNKS: Final = (1, 16, 64, 256, 512)
 BEFORE: Final = (0, 512, 4096, 8192)

@@ -40,7 +40,7 @@ from greenroom.moe.formats.k_quants import Q4_K, Q6_K
 from greenroom.moe.formats.k_quants import SUPER as K_QUANT
 from greenroom.moe.formats.lossless import LOSSLESS
 from greenroom.moe.formats.mxfp4 import MXFP4
-from greenroom.moe.kernels.native.rows import ClampedGate, GroupedExpert, NativeRows, native_rows
+from greenroom.moe.native.rows import ClampedGate, GroupedExpert, NativeRows, native_rows
 
 ROWS: Final = (1, 2, 4, 8, 32, 128)
 MEMORY: Final = 128 * MIB

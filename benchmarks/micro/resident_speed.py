@@ -29,7 +29,7 @@ from benchmarks.harness.reporting.statistics import Spread, spread_json
 from benchmarks.harness.reporting.tables import median_range
 from benchmarks.harness.rounds import rotated
 from benchmarks.harness.rows import RESIDENT
-from greenroom.moe.kernels.native.rows import ALL_INSTRUCTION_SETS, INSTRUCTIONS, native_rows
+from greenroom.moe.native.rows import ALL_INSTRUCTION_SETS, INSTRUCTIONS, native_rows
 
 PROMPTS: Final = (30, 256, 900, 8000)
 TIMES: Final = 3

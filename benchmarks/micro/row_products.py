@@ -27,7 +27,7 @@ from benchmarks.harness.rounds import in_turns
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.units import MIB
 from greenroom.experts.pack.layout import ExpertWeights
-from greenroom.moe.kernels.native.rows import ClampedGate, NativeRows, native_rows
+from greenroom.moe.native.rows import ClampedGate, NativeRows, native_rows
 
 ROWS: Final = (1, 2, 4, 8, 16, 64, 256, 900)
 MEMORY: Final = 256 * MIB

@@ -39,7 +39,8 @@ class Checkout:
         )  # fmt: skip
         if done.returncode or not Path(done.stdout.strip()).is_relative_to(found.folder):
             raise click.BadParameter(f"{folder} is not a checkout of greenroom: {done.stderr or done.stdout}")
-        missing = [file.name for file in _compiled(ROOT) if not (found.folder / file.relative_to(ROOT)).exists()]
+        there = {file.name for file in _compiled(found.folder)}
+        missing = [file.name for file in _compiled(ROOT) if file.name not in there]
         if missing:
             raise click.BadParameter(f"{folder} has no {missing[0]}: build it there, lest two engines are compared")
         return found
@@ -51,7 +52,7 @@ class Checkout:
 
 
 def _compiled(folder: Path) -> list[Path]:
-    return list((folder / "services" / "greenroom" / "moe" / "kernels" / "native").glob("*.so"))
+    return list((folder / "services" / "greenroom" / "moe").rglob("*.so"))  # its place differs between versions
 
 
 def _commit(folder: Path) -> str | None:

@@ -84,7 +84,7 @@ def test_images_hold_what_they_should(stack: Stack) -> None:
     run = ("run", "--rm", "--network", "none", "--read-only", "--entrypoint", "python")
     assert docker(*run, "greenroom-light:test", "-c", look) == "[]"
     assert docker(*run, "greenroom-torch:test", "-c", look) == "['torch', 'transformers']"
-    compiled = "from greenroom.moe.kernels.native.rows import native_rows; print(native_rows() is not None)"
+    compiled = "from greenroom.moe.native.rows import native_rows; print(native_rows() is not None)"
     assert docker(*run, "greenroom-torch:test", "-c", compiled) == "True"
     for name in size:
         # Each is pinned and installed by itself: whether one lacks another is not asked meanwhile.

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.harness.children.process_memory import peak_bytes, reset_peak
 from benchmarks.harness.turn import Turn, timed
-from greenroom.moe.kernels.native.tiles import avoid_tiles_without_shape
+from greenroom.moe.native.tiles import avoid_tiles_without_shape
 
 IMPLEMENTATIONS = ("eager", "grouped_mm", "batched_mm")
 """transformers' own experts' implementations, each with sdpa attention."""

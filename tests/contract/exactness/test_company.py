@@ -10,8 +10,8 @@ import pytest
 
 from greenroom import LLM, SamplingParams
 from greenroom.core.errors import InvalidConfig
-from greenroom.moe.kernels.native.library import NativeUnavailable
-from greenroom.moe.kernels.native.rows import native_rows
+from greenroom.moe.native.library import NativeUnavailable
+from greenroom.moe.native.rows import native_rows
 
 LENGTHS = (1, 7, 30, 55, 90, 140, 200, 260, 330, 400, 18, 66, 121, 19, 20, 21)
 DRAWN = random.Random(5)

@@ -14,10 +14,10 @@ from greenroom.experts.pack.pack_file import PackFile
 from greenroom.moe.formats.expert_format import PLAIN_FORMAT, ExpertFormat
 from greenroom.moe.formats.fp8 import FP8_BLOCKS, FP8_ROWS
 from greenroom.moe.forward.ragged_model import RaggedModel
-from greenroom.moe.kernels.native.rows import NativeRows, RowLimits
 from greenroom.moe.loading.checkpoint import resolve
 from greenroom.moe.loading.load_model import load
 from greenroom.moe.loading.packing import ensure_pack
+from greenroom.moe.native.rows import NativeRows, RowLimits
 from tests.compiled import native as native
 from tests.contract.exactness.models import Model, batch_logits
 from tests.contract.exactness.most_likely import agreement

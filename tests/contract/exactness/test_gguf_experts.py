@@ -15,11 +15,11 @@ from greenroom.experts.pack.pack_file import PackFile
 from greenroom.moe.architecture.moe_layers import model_class
 from greenroom.moe.formats.expert_format import PLAIN_FORMAT, ExpertFormat
 from greenroom.moe.forward.ragged_model import RaggedModel
-from greenroom.moe.kernels.native.rows import NativeRows, RowLimits
 from greenroom.moe.loading.checkpoint import Checkpoint, resolve
 from greenroom.moe.loading.kept_format import kept_format
 from greenroom.moe.loading.load_model import load
 from greenroom.moe.loading.packing import ensure_pack
+from greenroom.moe.native.rows import NativeRows, RowLimits
 from greenroom.text import TextProcessor
 from tests.compiled import native as native
 from tests.contract.exactness.models import TOP_K, Model, batch_logits, logits_of

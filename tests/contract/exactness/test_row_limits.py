@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from greenroom import LLM, SamplingParams
-from greenroom.moe.kernels.native.library import NativeUnavailable
-from greenroom.moe.kernels.native.rows import RowLimits, native_rows
+from greenroom.moe.native.library import NativeUnavailable
+from greenroom.moe.native.rows import RowLimits, native_rows
 
 PROMPTS = [[(7 * n + 3 * i) % 250 + 4 for i in range(30 + n)] for n in range(12)]
 

@@ -16,11 +16,11 @@ from greenroom.moe.formats.lossless import LOSSLESS
 from greenroom.moe.formats.mxfp4 import MXFP4
 from greenroom.moe.formats.registry import format_named
 from greenroom.moe.forward.ragged_model import RaggedModel
-from greenroom.moe.kernels.native.library import NativeUnavailable
-from greenroom.moe.kernels.native.rows import RowLimits, native_rows
 from greenroom.moe.loading.checkpoint import Checkpoint, resolve
 from greenroom.moe.loading.load_model import load
 from greenroom.moe.loading.packing import ensure_pack
+from greenroom.moe.native.library import NativeUnavailable
+from greenroom.moe.native.rows import RowLimits, native_rows
 from tests.contract.exactness.models import TOP_K, Model, batch_logits
 from tests.matrices import matrix
 from tests.mxfp4_checkpoints import save_mxfp4

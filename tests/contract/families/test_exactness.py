@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from greenroom.moe.kernels.native.library import NativeUnavailable
-from greenroom.moe.kernels.native.rows import native_rows
+from greenroom.moe.native.library import NativeUnavailable
+from greenroom.moe.native.rows import native_rows
 from tests.contract.families.pairs import Pairs, logits, prompts
 from tests.matrices import matrix
 from tests.random_checkpoints import FAMILIES, VOCAB_SIZE

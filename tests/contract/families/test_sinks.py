@@ -14,8 +14,8 @@ from greenroom.moe.attention.kv_cache import KVStore
 from greenroom.moe.attention.ragged_attention import Chunk
 from greenroom.moe.forward import batch_invariance
 from greenroom.moe.forward.ragged_model import RaggedModel
-from greenroom.moe.kernels.native.library import NativeUnavailable
-from greenroom.moe.kernels.native.rows import native_rows
+from greenroom.moe.native.library import NativeUnavailable
+from greenroom.moe.native.rows import native_rows
 from tests.contract.families.pairs import make_pair
 from tests.contract.families.registry_families import save_tiny
 

@@ -17,7 +17,7 @@ from greenroom.moe.formats.int4.matrix import MIDDLE
 from greenroom.moe.formats.int4.record import Int4
 from greenroom.moe.formats.int8 import INT8
 from greenroom.moe.formats.k_quants import Q4_K, Q6_K
-from greenroom.moe.kernels.native.rows import GroupedExpert
+from greenroom.moe.native.rows import GroupedExpert
 
 Sample = Callable[[ExpertTensor, torch.Generator, bool], tuple[torch.Tensor, ...]]
 """Of ``(tensor, generator, whole)`` what is stored of it. ``whole``: codes are integers up to 4, scales

@@ -15,8 +15,8 @@ from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 
 from greenroom.experts.pack.layout import ExpertWeights
 from greenroom.moe.kernels.expert_products import clamped_gate_of
-from greenroom.moe.kernels.native.library import NativeUnavailable
-from greenroom.moe.kernels.native.rows import ClampedGate, NativeRows, native_rows
+from greenroom.moe.native.library import NativeUnavailable
+from greenroom.moe.native.rows import ClampedGate, NativeRows, native_rows
 from tests.examples import examples
 
 try:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from greenroom.moe.formats.grouped_format import GroupedFormat
 from greenroom.moe.formats.registry import FORMATS
-from greenroom.moe.kernels.native.library import NativeUnavailable
-from greenroom.moe.kernels.native.rows import NativeRows, native_rows
+from greenroom.moe.native.library import NativeUnavailable
+from greenroom.moe.native.rows import NativeRows, native_rows
 from tests.matrices import matrix
 from tests.unit.kernels.grouped_weights import SAMPLES, GroupedWeights, grouped_weights
 

@@ -24,8 +24,8 @@ from greenroom.moe.kernels.expert_hooks import LayerHook, ModelHooks, hook_of, s
 from greenroom.moe.kernels.expert_products import Grouped
 from greenroom.moe.kernels.experts_forward import IMPLEMENTATION
 from greenroom.moe.kernels.lean_block import LeanBlock, lean_block
-from greenroom.moe.kernels.native.library import NativeUnavailable
-from greenroom.moe.kernels.native.rows import Lasting, NativeRows, native_rows
+from greenroom.moe.native.library import NativeUnavailable
+from greenroom.moe.native.rows import Lasting, NativeRows, native_rows
 from tests.examples import examples
 
 try:

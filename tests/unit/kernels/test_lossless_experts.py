@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from greenroom.experts.pack.layout import ExpertWeights
-from greenroom.moe.kernels.native.library import NativeUnavailable
-from greenroom.moe.kernels.native.rows import Lasting, NativeRows, native_rows
+from greenroom.moe.native.library import NativeUnavailable
+from greenroom.moe.native.rows import Lasting, NativeRows, native_rows
 from tests.unit.kernels.lossless_weights import codes_of, lossless_record, matrix
 
 try:

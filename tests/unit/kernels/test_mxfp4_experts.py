@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from greenroom.moe.kernels.native.library import NativeUnavailable
-from greenroom.moe.kernels.native.rows import ClampedGate, NativeRows, native_rows
+from greenroom.moe.native.library import NativeUnavailable
+from greenroom.moe.native.rows import ClampedGate, NativeRows, native_rows
 from tests.examples import examples
 from tests.unit.kernels.mxfp4_weights import CodedExpert, coded_expert
 

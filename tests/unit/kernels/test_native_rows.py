@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from greenroom.core.errors import InvalidConfig
-from greenroom.moe.kernels.native.library import NativeUnavailable
-from greenroom.moe.kernels.native.rows import (
+from greenroom.moe.native.library import NativeUnavailable
+from greenroom.moe.native.rows import (
     ALL_INSTRUCTION_SETS,
     AttentionWeights,
     NativeRows,

@@ -18,7 +18,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from greenroom.moe.kernels.native.rows import INSTRUCTIONS, NativeRows
+from greenroom.moe.native.rows import INSTRUCTIONS, NativeRows
 from tests.arm.build import BUILT, ROOT, TIMEOUT_S, build, missing
 from tests.arm.library import ArmLibrary
 

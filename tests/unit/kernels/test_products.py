@@ -26,9 +26,9 @@ from greenroom.moe.kernels.expert_products import (
     native_for,
     use_native,
 )
-from greenroom.moe.kernels.native import library
-from greenroom.moe.kernels.native.library import NativeUnavailable
-from greenroom.moe.kernels.native.rows import NativeRows, RowLimits, native_rows
+from greenroom.moe.native import library
+from greenroom.moe.native.library import NativeUnavailable
+from greenroom.moe.native.rows import NativeRows, RowLimits, native_rows
 from tests.compiled import native as native
 
 

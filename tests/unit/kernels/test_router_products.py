@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from greenroom.moe.kernels.native.library import NativeUnavailable
-from greenroom.moe.kernels.native.rows import NativeRows, RowLimits, native_rows
 from greenroom.moe.kernels.router_products import use_native_linear
+from greenroom.moe.native.library import NativeUnavailable
+from greenroom.moe.native.rows import NativeRows, RowLimits, native_rows
 
 try:
     shared: NativeRows = native_rows()

@@ -16,12 +16,12 @@ from greenroom.moe.formats.mxfp4 import MXFP4
 from greenroom.moe.forward import row_limits
 from greenroom.moe.forward.ragged_model import RaggedModel
 from greenroom.moe.forward.row_limits import PRODUCT_ROWS, Measured, Timing, limit_of, limits_for, time_both
-from greenroom.moe.kernels.native.library import NativeUnavailable
-from greenroom.moe.kernels.native.rows import ANY_ROWS, NativeRows, RowLimits, native_rows
 from greenroom.moe.loading.checkpoint import resolve
 from greenroom.moe.loading.conversion import ExpertPlan
 from greenroom.moe.loading.load_model import load
 from greenroom.moe.loading.packing import MoePackSource
+from greenroom.moe.native.library import NativeUnavailable
+from greenroom.moe.native.rows import ANY_ROWS, NativeRows, RowLimits, native_rows
 from greenroom.worker.model.config import WorkerConfig
 from tests.mxfp4_checkpoints import save_mxfp4
 

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from greenroom.moe.kernels.native import tiles
-from greenroom.moe.kernels.native.library import NativeUnavailable, native_library
+from greenroom.moe.native import tiles
+from greenroom.moe.native.library import NativeUnavailable, native_library
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,7 @@ def library() -> ctypes.CDLL:
 
 MULTIPLIED = """
 import torch
-from greenroom.moe.kernels.native.tiles import avoid_tiles_without_shape
+from greenroom.moe.native.tiles import avoid_tiles_without_shape
 
 avoid_tiles_without_shape()
 rows = torch.arange(64 * 64).reshape(64, 64).remainder(7).bfloat16()

@@ -17,13 +17,13 @@ from greenroom.experts.pack.layout import ExpertWeights
 from greenroom.experts.pack.pack_file import PackFile
 from greenroom.moe.formats.expert_format import PLAIN_FORMAT, ExpertFormat
 from greenroom.moe.formats.fp8 import FP8_BLOCKS, FP8_ROWS
-from greenroom.moe.kernels.native.library import NativeUnavailable
-from greenroom.moe.kernels.native.rows import native_rows
 from greenroom.moe.loading.checkpoint import Checkpoint, resolve, resolve_config
 from greenroom.moe.loading.conversion import ExpertPlan
 from greenroom.moe.loading.kept_format import kept_format
 from greenroom.moe.loading.load_model import load
 from greenroom.moe.loading.packing import ensure_pack
+from greenroom.moe.native.library import NativeUnavailable
+from greenroom.moe.native.rows import native_rows
 from greenroom.worker.model.checkpoint_summary import summarise
 from tests.fp8_checkpoints import KINDS, Tensors, dequantized, rewrite, to_fp8
 from tests.random_checkpoints import EXPERTS, edit_json, save_random

@@ -19,11 +19,11 @@ from greenroom.experts.pack.pack_file import PackFile
 from greenroom.moe.architecture.moe_layers import ExpertTensor, MoeLayer
 from greenroom.moe.formats.expert_format import PLAIN_FORMAT, DoesNotFit, Expander
 from greenroom.moe.formats.lossless import LISTED, LOSSLESS, expand_by_torch, room
-from greenroom.moe.kernels.native.library import NativeUnavailable
-from greenroom.moe.kernels.native.rows import native_rows
 from greenroom.moe.loading.checkpoint import resolve
 from greenroom.moe.loading.kept_format import kept_format
 from greenroom.moe.loading.packing import ensure_pack
+from greenroom.moe.native.library import NativeUnavailable
+from greenroom.moe.native.rows import native_rows
 from greenroom.worker.model.checkpoint_summary import summarise
 from tests.mxfp4_checkpoints import save_mxfp4
 from tests.random_checkpoints import save_random

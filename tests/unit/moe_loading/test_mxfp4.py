@@ -19,12 +19,12 @@ from greenroom.experts.pack.pack_file import PackFile
 from greenroom.moe.formats.expert_format import PLAIN_FORMAT, BadCodes, Expander, ExpertFormat
 from greenroom.moe.formats.mxfp4 import MXFP4
 from greenroom.moe.formats.registry import format_named
-from greenroom.moe.kernels.native.library import NativeUnavailable
-from greenroom.moe.kernels.native.rows import native_rows
 from greenroom.moe.loading.checkpoint import resolve, resolve_config
 from greenroom.moe.loading.kept_format import kept_format
 from greenroom.moe.loading.load_model import load
 from greenroom.moe.loading.packing import ensure_pack
+from greenroom.moe.native.library import NativeUnavailable
+from greenroom.moe.native.rows import native_rows
 from greenroom.worker.model.checkpoint_summary import summarise
 from tests.examples import examples
 from tests.mxfp4_checkpoints import rewrite, save_mxfp4

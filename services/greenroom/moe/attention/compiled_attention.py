@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from greenroom.moe.attention.kv_cache import SequenceKV
-from greenroom.moe.kernels.native.rows import NativeRows
+from greenroom.moe.native.rows import NativeRows
 
 
 class NewRows(Protocol):

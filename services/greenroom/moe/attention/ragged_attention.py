@@ -32,7 +32,7 @@ from greenroom.core.errors import UnsupportedModel
 from greenroom.moe.attention.compiled_attention import CompiledAttention
 from greenroom.moe.attention.kv_cache import SequenceKV
 from greenroom.moe.attention.sight import MaskFunction, Sight, lower_triangle
-from greenroom.moe.kernels.native.rows import NativeRows
+from greenroom.moe.native.rows import NativeRows
 
 RAGGED = "greenroom_ragged"
 """The name of this attention in transformers' registries."""

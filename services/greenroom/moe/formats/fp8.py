@@ -12,7 +12,8 @@ from typing import Final
 import torch
 
 from greenroom.moe.formats.grouped_format import GroupedFormat, Part
-from greenroom.moe.formats.panels import HALF, PANEL, UNIT, GroupedCodes, byte_codes, halves_of, lane_values
+from greenroom.moe.formats.panels import HALF, PANEL, UNIT, byte_codes, halves_of, lane_values
+from greenroom.moe.native.rows import GroupedCodes
 
 BLOCK: Final = 128
 

@@ -16,7 +16,8 @@ from greenroom.core.errors import CorruptCheckpoint
 from greenroom.experts.pack.layout import ExpertWeights, RecordLayout
 from greenroom.moe.architecture.moe_layers import ExpertTensor, MoeLayer
 from greenroom.moe.formats.expert_format import ExpertFormat, plain_record
-from greenroom.moe.formats.panels import HALF, PANEL, UNIT, GroupedCodes, panels_of, units_of
+from greenroom.moe.formats.panels import HALF, PANEL, UNIT, panels_of, units_of
+from greenroom.moe.native.rows import GroupedCodes
 
 _AT_ONCE: Final = 1 << 20
 """Weights that are expanded at a time: few enough that what they take meanwhile stays in the processor's cache."""

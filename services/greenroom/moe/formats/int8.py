@@ -8,7 +8,8 @@ from typing import Final
 import torch
 
 from greenroom.moe.formats.grouped_format import GroupedFormat, Part
-from greenroom.moe.formats.panels import HALF, PANEL, UNIT, GroupedCodes, byte_codes, lane_values
+from greenroom.moe.formats.panels import HALF, PANEL, UNIT, byte_codes, lane_values
+from greenroom.moe.native.rows import GroupedCodes
 
 
 class Int8(GroupedFormat):

@@ -24,7 +24,8 @@ import torch
 from torch.nn import functional
 
 from greenroom.moe.formats.grouped_format import GroupedFormat, Part
-from greenroom.moe.formats.panels import HALF, PANEL, UNIT, GroupedCodes, bit_codes, halves_of_bits, lane_values
+from greenroom.moe.formats.panels import HALF, PANEL, UNIT, bit_codes, halves_of_bits, lane_values
+from greenroom.moe.native.rows import GroupedCodes
 
 SUPER: Final = 256
 """Inputs that share the numbers of half precision."""

@@ -29,8 +29,8 @@ from greenroom.core.errors import InvalidConfig
 from greenroom.experts.pack.layout import ExpertWeights, RecordLayout
 from greenroom.moe.architecture.moe_layers import ExpertTensor, MoeLayer
 from greenroom.moe.formats.expert_format import DoesNotFit, ExpertFormat
-from greenroom.moe.kernels.native.library import NativeUnavailable
-from greenroom.moe.kernels.native.rows import native_rows
+from greenroom.moe.native.library import NativeUnavailable
+from greenroom.moe.native.rows import native_rows
 
 PLACES: Final = 16
 """Of the table. The last one stands for exponents that it lacks."""

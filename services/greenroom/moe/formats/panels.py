@@ -1,4 +1,4 @@
-"""The layout of codes in records for the compiled products (``kernels/native/grouped_products.inc``).
+"""The layout of codes in records for the compiled products (``native/grouped_products.inc``).
 
 A matrix ``[outputs, inputs]`` lies in *panels* of 32 outputs. A panel has two *halves* of 16. In a first projection
 that joins gates and ups they are 16 gates and the ups of the same neurons, else 32 neighbours. A panel is a run of
@@ -8,7 +8,7 @@ that are missing in the last panel and unit are zeros.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
 import torch
 from torch.nn import functional
@@ -17,18 +17,6 @@ HALF: Final = 16
 PANEL: Final = 2 * HALF
 UNIT: Final = 32
 """Inputs of a unit in ``byte_codes`` and ``bit_codes``."""
-
-
-class GroupedCodes(NamedTuple):
-    """How the products compute one matrix.
-
-    ``name``: the format's in ``grouped_formats.inc``. ``group``: inputs that share a scale; 0: all. ``ordered``:
-    whether a record has a last tensor that says which input each of the matrix's is (int32).
-    """
-
-    name: str
-    group: int = 0
-    ordered: bool = False
 
 
 def panels_of(outputs: int, *, joined: bool) -> int:

@@ -16,8 +16,8 @@ from greenroom.moe.attention.kv_cache import KVStore
 from greenroom.moe.attention.ragged_attention import Chunk
 from greenroom.moe.forward.ragged_model import RaggedModel
 from greenroom.moe.forward.ragged_probe import experts_bypassed
-from greenroom.moe.kernels.native.rows import ANY_ROWS
 from greenroom.moe.loading.load_model import LoadedMoE
+from greenroom.moe.native.rows import ANY_ROWS
 
 _ROWS = 37
 _BESIDE = 29

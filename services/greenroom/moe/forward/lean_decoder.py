@@ -20,7 +20,7 @@ from torch import nn
 from greenroom.moe.attention.ragged_attention import Chunk, RaggedMask, RaggedStep
 from greenroom.moe.kernels.expert_products import is_plain_rms_norm
 from greenroom.moe.kernels.lean_block import LeanBlock, lean_block
-from greenroom.moe.kernels.native.rows import AttentionWeights, NativeRows
+from greenroom.moe.native.rows import AttentionWeights, NativeRows
 
 _LAYER_PARTS = {"input_layernorm", "self_attn", "post_attention_layernorm"}
 

@@ -13,7 +13,7 @@ from greenroom.core.errors import InvalidConfig
 from greenroom.moe.attention.ragged_attention import RAGGED, Chunk, RaggedStep, cache_argument, running
 from greenroom.moe.forward.lean_decoder import LeanDecoder
 from greenroom.moe.kernels.device_copies import to_device
-from greenroom.moe.kernels.native.rows import NativeRows
+from greenroom.moe.native.rows import NativeRows
 
 ATTENTIONS = ("sdpa", "eager")
 

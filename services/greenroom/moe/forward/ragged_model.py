@@ -16,7 +16,7 @@ from greenroom.moe.attention.kv_layout import KVLayout
 from greenroom.moe.attention.ragged_attention import Chunk
 from greenroom.moe.forward.ragged_forward import RaggedForward
 from greenroom.moe.forward.ragged_probe import position_limit, probe, proven_lean_decoder, refuse_unsupported
-from greenroom.moe.kernels.native.rows import NativeRows
+from greenroom.moe.native.rows import NativeRows
 
 
 class RaggedModel(RaggedForward):

@@ -17,7 +17,7 @@ from greenroom.moe.attention.kv_layout import KVLayout, LayerKV
 from greenroom.moe.attention.ragged_attention import Chunk, KeysAndValues, cache_argument
 from greenroom.moe.forward.lean_decoder import LeanDecoder, lean_decoder
 from greenroom.moe.forward.ragged_forward import RaggedForward
-from greenroom.moe.kernels.native.rows import NativeRows
+from greenroom.moe.native.rows import NativeRows
 
 log = logging.getLogger(__name__)
 

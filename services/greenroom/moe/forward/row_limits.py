@@ -39,8 +39,8 @@ from greenroom.moe.forward.ragged_model import RaggedModel
 from greenroom.moe.kernels.expert_hooks import hook_of
 from greenroom.moe.kernels.expert_products import Grouped, NativeSum, PickedExpert, TorchSum
 from greenroom.moe.kernels.experts_forward import expert_by_torch
-from greenroom.moe.kernels.native.rows import ANY_ROWS, NativeRows, RowLimits
 from greenroom.moe.loading.load_model import LoadedMoE, attach
+from greenroom.moe.native.rows import ANY_ROWS, NativeRows, RowLimits
 
 FORMAT_VERSION = 1
 

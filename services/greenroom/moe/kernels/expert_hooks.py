@@ -11,7 +11,7 @@ from greenroom.experts.source import ExpertSource
 from greenroom.moe.architecture.moe_layers import ExpertTensor, MoeLayer
 from greenroom.moe.formats.expert_format import Expander, ExpertFormat
 from greenroom.moe.kernels.expert_products import Products
-from greenroom.moe.kernels.native.rows import ClampedGate, NativeRows
+from greenroom.moe.native.rows import ClampedGate, NativeRows
 
 RouterObserver = Callable[[int, torch.Tensor], None]
 """Gets ``(layer, logits[T, experts])`` from every router, before any mask. The tensor belongs to the router."""

@@ -22,8 +22,9 @@ from greenroom.moe.formats.grouped_format import GroupedFormat
 from greenroom.moe.formats.lossless import LOSSLESS
 from greenroom.moe.formats.mxfp4 import MXFP4
 from greenroom.moe.kernels.device_copies import to_device
-from greenroom.moe.kernels.native.library import NativeUnavailable
-from greenroom.moe.kernels.native.rows import (
+from greenroom.moe.kernels.router_products import use_native_linear
+from greenroom.moe.native.library import NativeUnavailable
+from greenroom.moe.native.rows import (
     ANY_ROWS,
     ClampedGate,
     GroupedExpert,
@@ -32,7 +33,6 @@ from greenroom.moe.kernels.native.rows import (
     RowLimits,
     native_rows,
 )
-from greenroom.moe.kernels.router_products import use_native_linear
 
 Compute = Callable[[torch.Tensor, ExpertWeights], torch.Tensor]
 

@@ -20,7 +20,7 @@ from torch import nn
 from greenroom.experts.source import ResidentInRam
 from greenroom.moe.kernels.expert_hooks import LayerHook, hook_of
 from greenroom.moe.kernels.expert_products import all_products_of
-from greenroom.moe.kernels.native.rows import Lasting, NativeRows
+from greenroom.moe.native.rows import Lasting, NativeRows
 
 _PROBES = 64
 _SAME_ROWS = 0.75

@@ -15,11 +15,11 @@ from greenroom.moe.formats.lossless import LOSSLESS
 from greenroom.moe.formats.registry import shipped
 from greenroom.moe.formats.stored_matrix import Shipped
 from greenroom.moe.kernels.expert_products import PRODUCTS, are_compiled
-from greenroom.moe.kernels.native.library import NativeUnavailable
-from greenroom.moe.kernels.native.rows import native_rows
 from greenroom.moe.loading.checkpoint import Checkpoint
 from greenroom.moe.loading.conversion import ExpertPlan
 from greenroom.moe.loading.packing import resolve_dtype
+from greenroom.moe.native.library import NativeUnavailable
+from greenroom.moe.native.rows import native_rows
 
 EXPERTS_AS: Final = ("auto", "stored", "expanded", "lossless")
 

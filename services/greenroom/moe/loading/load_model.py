@@ -29,13 +29,13 @@ from greenroom.moe.formats.expert_format import PLAIN_FORMAT, ExpertFormat
 from greenroom.moe.kernels.expert_hooks import LayerHook, ModelHooks, RouterObserver, set_hook
 from greenroom.moe.kernels.expert_products import clamped_gate_of, native_for, products_of, use_native
 from greenroom.moe.kernels.experts_forward import switch_expert, switch_experts_forward
-from greenroom.moe.kernels.native.onednn import bound_primitives
-from greenroom.moe.kernels.native.rows import ANY_ROWS, NativeRows
-from greenroom.moe.kernels.native.tiles import avoid_tiles_without_shape
 from greenroom.moe.loading.checkpoint import Checkpoint
 from greenroom.moe.loading.conversion import ExpertPlan
 from greenroom.moe.loading.packing import resolve_dtype
 from greenroom.moe.loading.skeleton import load_skeleton
+from greenroom.moe.native.onednn import bound_primitives
+from greenroom.moe.native.rows import ANY_ROWS, NativeRows
+from greenroom.moe.native.tiles import avoid_tiles_without_shape
 from greenroom.moe.routing.residual_maps import ResidualMaps, check_fits
 from greenroom.moe.routing.router_look_ahead import LookAhead, look_ahead_of
 from greenroom.moe.routing.routers import find_router, wrap_router

@@ -20,7 +20,7 @@ from torch import nn
 from greenroom.experts.source import PredictsFor
 from greenroom.moe.architecture.moe_layers import MoeLayer
 from greenroom.moe.kernels.device_copies import Download
-from greenroom.moe.kernels.native.rows import NativeRows
+from greenroom.moe.native.rows import NativeRows
 from greenroom.moe.routing.residual_maps import ResidualMaps, chances
 from greenroom.moe.routing.routers import find_router
 from greenroom.policies.base.array_types import Scores

@@ -37,7 +37,7 @@ LEAST_CONTEXT = 1024
 
 ALLOCATOR_SLACK = 128 * MIB
 """Freed blocks that the allocators keep, pages of code that a first step touches, and what oneDNN keeps
-(``moe/kernels/native/onednn.py``).
+(``moe/native/onednn.py``).
 """
 
 

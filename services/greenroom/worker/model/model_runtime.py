@@ -42,11 +42,11 @@ from greenroom.moe.forward.ragged_model import RaggedModel
 from greenroom.moe.forward.ragged_probe import refuse_stateful
 from greenroom.moe.forward.row_limits import limits_for
 from greenroom.moe.kernels.expert_products import describe_products
-from greenroom.moe.kernels.native.rows import ANY_ROWS
 from greenroom.moe.loading.checkpoint import Checkpoint, resolve
 from greenroom.moe.loading.kept_format import kept_format
 from greenroom.moe.loading.load_model import LoadedMoE, attach, load, use_residual
 from greenroom.moe.loading.packing import ensure_pack
+from greenroom.moe.native.rows import ANY_ROWS
 from greenroom.moe.routing.expert_mlp import predictors_for
 from greenroom.policies.base.answer_lengths import AnswerLengths
 from greenroom.policies.base.artifacts import artifact_of

@@ -11,8 +11,8 @@ import pytest
 
 from benchmarks.harness import machine
 from benchmarks.harness.machine import cache_folder, describe_machine
-from greenroom.moe.kernels.native.library import NativeUnavailable
-from greenroom.moe.kernels.native.rows import INSTRUCTIONS, native_rows
+from greenroom.moe.native.library import NativeUnavailable
+from greenroom.moe.native.rows import INSTRUCTIONS, native_rows
 
 
 def test_it_names_what_products_are_computed_with() -> None:

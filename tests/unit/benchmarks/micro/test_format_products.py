@@ -9,7 +9,7 @@ import torch
 from benchmarks.micro.format_products import FORMATS, measured, row_of, table
 from greenroom.experts.pack.layout import PLAIN
 from greenroom.moe.formats.mxfp4 import MXFP4
-from greenroom.moe.kernels.native.rows import NativeRows
+from greenroom.moe.native.rows import NativeRows
 from tests.compiled import native as native
 
 

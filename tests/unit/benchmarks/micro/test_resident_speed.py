@@ -10,7 +10,7 @@ import pytest
 from benchmarks.harness.inputs.prepared_models import PreparedModel
 from benchmarks.harness.inputs.token_streams import Stream
 from benchmarks.micro.resident_speed import Work, arms, ratios, summary, table
-from greenroom.moe.kernels.native.rows import INSTRUCTIONS
+from greenroom.moe.native.rows import INSTRUCTIONS
 
 MODEL = PreparedModel("small", Path("small"), Stream(((1, 2, 3), (4, 5)), (6, 7)), (), 1)
 

@@ -7,8 +7,8 @@ import torch
 
 from benchmarks.micro.row_products import KINDS, TORCH, measured, row_of, shape_of, table
 from greenroom.core.errors import InvalidConfig
-from greenroom.moe.kernels.native.library import NativeUnavailable
-from greenroom.moe.kernels.native.rows import native_rows
+from greenroom.moe.native.library import NativeUnavailable
+from greenroom.moe.native.rows import native_rows
 
 
 @pytest.mark.parametrize("kind", KINDS)

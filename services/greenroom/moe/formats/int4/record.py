@@ -20,16 +20,9 @@ from greenroom.checkpoints.safetensors_headers import StoredTensor
 from greenroom.core.errors import UnsupportedModel
 from greenroom.moe.formats.grouped_format import GroupedFormat, Part
 from greenroom.moe.formats.int4.matrix import MIDDLE, SCALES, Int4Matrix
-from greenroom.moe.formats.panels import (
-    HALF,
-    PANEL,
-    UNIT,
-    GroupedCodes,
-    bit_codes,
-    lane_values,
-    rows_of_bits,
-)
+from greenroom.moe.formats.panels import HALF, PANEL, UNIT, bit_codes, lane_values, rows_of_bits
 from greenroom.moe.formats.stored_matrix import MatrixStorage, Shipped
+from greenroom.moe.native.rows import GroupedCodes
 
 _BITS: Final = 4
 _DECODERS: Final = {"float16": "int4_halfs", "bfloat16": "int4_bfloats"}

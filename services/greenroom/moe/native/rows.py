@@ -23,8 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from greenroom.core.errors import InvalidConfig
-from greenroom.moe.formats.panels import GroupedCodes
-from greenroom.moe.kernels.native.library import NativeUnavailable, native_library
+from greenroom.moe.native.library import NativeUnavailable, native_library
 
 INSTRUCTIONS: Final = "GREENROOM_INSTRUCTIONS"
 """The environment variable with the fastest instruction set to compute with: to test what runs on another machine. To
@@ -104,6 +103,18 @@ class ClampedGate(NamedTuple):
 
     alpha: float
     limit: float
+
+
+class GroupedCodes(NamedTuple):
+    """How the products compute one matrix.
+
+    ``name``: the format's in ``grouped_formats.inc``. ``group``: inputs that share a scale; 0: all. ``ordered``:
+    whether a record has a last tensor that says which input each of the matrix's is (int32).
+    """
+
+    name: str
+    group: int = 0
+    ordered: bool = False
 
 
 class GroupedExpert(NamedTuple):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from greenroom.moe.kernels.native.library import NativeUnavailable, native_library
+from greenroom.moe.native.library import NativeUnavailable, native_library
 
 MOST_INSTRUCTIONS: Final = "ONEDNN_MAX_CPU_ISA"
 """oneDNN's variable for the newest instructions that it may use."""
