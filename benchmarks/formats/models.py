@@ -17,8 +17,8 @@ from tests.fp8_checkpoints import to_fp8
 from tests.gguf_checkpoints import save_gguf
 from tests.int4_checkpoints import save_int4
 
-STORED: Final = "stored"
-EXPANDED: Final = "expanded"
+STORED, EXPANDED, LOSSLESS = "stored", "expanded", "lossless"
+"""Of ``--experts-as``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,14 @@ _AWQ = int4_checkpoints.Kind("awq", group=128)
 
 MODELS: Final[Mapping[str, FormatModel]] = {
     "mxfp4": FormatModel(_gpt_oss, third_gain=Aim(3.5, True), resident_gain=Aim(2.0, True)),
+    "lossless": FormatModel(
+        _mixtral,
+        LOSSLESS,
+        third_gain=Aim(1.25, True),
+        resident_gain=Aim(1.2, True),
+        bytes_ratio=Aim(0.76, False),
+        of_numbers=True,
+    ),
     "fp8": FormatModel(_made_of_mixtral("fp8", to_fp8), third_gain=Aim(1.8, True), resident_gain=Aim(1.4, True)),
     "int4": FormatModel(_made_of_mixtral("awq", lambda plain, folder: save_int4(plain, folder, _AWQ))),
     "q8_0": FormatModel(_gguf("q8_0", _q8_0)),
