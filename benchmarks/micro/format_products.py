@@ -32,6 +32,7 @@ from greenroom.moe.architecture.moe_layers import ExpertTensor, MoeLayer
 from greenroom.moe.formats.expert_format import ExpertFormat
 from greenroom.moe.formats.lossless import LOSSLESS
 from greenroom.moe.formats.mxfp4 import MXFP4
+from greenroom.moe.kernels import expert_products  # noqa: F401 - whose compiled products encode
 from greenroom.moe.kernels.native.rows import ClampedGate, NativeRows, native_rows
 
 ROWS: Final = (1, 2, 4, 8, 32, 128)

@@ -8,6 +8,7 @@ import torch
 from greenroom.experts.pack.layout import ExpertWeights
 from greenroom.moe.architecture.moe_layers import ExpertTensor, MoeLayer
 from greenroom.moe.formats.lossless import LOSSLESS
+from greenroom.moe.kernels import expert_products  # noqa: F401 - whose compiled products encode
 
 
 def matrix(seed: int, outputs: int, inputs: int, rare: int = 8, *, finite: bool = True) -> torch.Tensor:

@@ -20,17 +20,16 @@ weight, so a device need not ask how many there are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Final
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, Protocol
 
 import torch
 
-from greenroom.core.errors import InvalidConfig
+from greenroom.core.errors import GreenroomError, InvalidConfig
 from greenroom.experts.pack.layout import ExpertWeights, RecordLayout
 from greenroom.moe.architecture.moe_layers import ExpertTensor, MoeLayer
 from greenroom.moe.formats.expert_format import DoesNotFit
-from greenroom.moe.kernels.native.library import NativeUnavailable
-from greenroom.moe.kernels.native.rows import native_rows
 
 PLACES: Final = 16
 """Of the table. The last one stands for exponents that it lacks."""
@@ -51,11 +50,24 @@ _EXPANDING_BYTES, _LISTING_BYTES = 24, 64
 """What torch takes to expand: of a weight meanwhile, of some at a time; and of an entry."""
 
 
+class Coder(Protocol):
+    """What codes a matrix on a CPU; see ``NativeRows``."""
+
+    def lossless_encode(
+        self, numbers: torch.Tensor, room: int, codes: torch.Tensor, exponents: torch.Tensor
+    ) -> int: ...
+
+    def lossless_numbers(self, codes: torch.Tensor, exponents: torch.Tensor, into: torch.Tensor) -> None: ...
+
+
 class Lossless:
     """Of experts that are two matrices of bf16, each with an even number of inputs.
 
-    Encoding raises NativeUnavailable where nothing was compiled.
+    ``coder``: the compiled one, which ``kernels/expert_products.py`` sets, as it knows the formats. It raises a
+    GreenroomError where nothing was compiled. Then nothing can be encoded, and torch decodes.
     """
+
+    coder: Callable[[], Coder] | None = None
 
     name = "lossless"
     version = 1
@@ -82,7 +94,8 @@ class Lossless:
         codes = torch.empty(outputs, inputs // 2 * 3, dtype=torch.uint8)
         exponents = torch.zeros(lines(outputs, inputs), _LINE, dtype=torch.uint8)
         there = room(outputs, inputs)
-        rare = native_rows().lossless_encode(numbers.contiguous(), there, codes, exponents)
+        assert self.coder is not None, "expert_products was not imported"
+        rare = self.coder().lossless_encode(numbers.contiguous(), there, codes, exponents)
         if rare > there:
             raise DoesNotFit(
                 f"{rare} weights have other exponents than the 15 commonest, and there is room for {there}"
@@ -90,13 +103,20 @@ class Lossless:
         return {f"{tensor.name}_codes": codes, f"{tensor.name}_exponents": exponents}
 
     def expand(self, layer: MoeLayer, weights: ExpertWeights, into: ExpertWeights) -> None:
-        left = iter(weights)
+        left, coder = iter(weights), self._coder_of(into[0].device)
         for target in into:
             codes, exponents = next(left), next(left)
-            if target.device.type == "cpu" and _compiled():
-                native_rows().lossless_numbers(codes, exponents, target)
+            if coder is not None:
+                coder.lossless_numbers(codes, exponents, target)
             else:
                 expand_by_torch(codes, exponents, target)
+
+    def _coder_of(self, device: torch.device) -> Coder | None:
+        if device.type != "cpu" or self.coder is None:
+            return None
+        with contextlib.suppress(GreenroomError):
+            return self.coder()
+        return None
 
     def expanding_bytes(self, layer: MoeLayer) -> int:
         widest = max(tensor.shape[1] for tensor in layer.tensors)
@@ -171,11 +191,3 @@ def _strips(outputs: int) -> int:
 def lines(outputs: int, inputs: int) -> int:
     """Of 64 bytes, of a matrix's exponents."""
     return -(-(PLACES + 4 * (_strips(outputs) + room(outputs, inputs))) // _LINE)
-
-
-def _compiled() -> bool:
-    try:
-        native_rows()
-    except NativeUnavailable:
-        return False
-    return True

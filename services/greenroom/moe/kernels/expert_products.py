@@ -41,6 +41,9 @@ AllProducts = Callable[..., int]
 """Compiled products of a layer whose picked experts are resident, of the arguments of ``NativeRows.all_experts``."""
 
 
+LOSSLESS.coder = native_rows
+
+
 class Grouped(NamedTuple):
     """The rows of a layer grouped by expert, within an expert in the order of transformers' eager implementation.
 

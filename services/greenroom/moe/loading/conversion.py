@@ -34,6 +34,7 @@ from greenroom.moe.architecture.families import unsupported
 from greenroom.moe.architecture.moe_layers import ExpertTensor, MoeLayer, blueprint, describe_layers
 from greenroom.moe.formats.expert_format import PLAIN_FORMAT, BadCodes, EncodesNumbers, ExpertFormat
 from greenroom.moe.formats.registry import shipped_format
+from greenroom.moe.kernels import expert_products  # noqa: F401 - whose compiled products encode
 from greenroom.moe.loading.checkpoint import Checkpoint
 from greenroom.moe.loading.quantization import dequantizing_converters, is_dequantizing
 
