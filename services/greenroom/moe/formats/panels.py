@@ -63,15 +63,8 @@ def byte_codes(codes: torch.Tensor, *, joined: bool) -> torch.Tensor:
     """Bytes ``[outputs, inputs]`` as ``[panels, units, 1024]``: for an input 16 of the left half, then of the right."""
     halves, units = halves_of(_whole_units(codes), joined=joined), units_of(codes.shape[1])
     # Four inputs change places together first, since a byte alone takes as long: half as fast again as one permutation.
-    fours = (
-        halves.reshape(-1, PANEL, units * UNIT // 4, 4)
-        .contiguous()
-        .view(torch.int32)
-        .squeeze(-1)
-        .transpose(1, 2)
-        .contiguous()
-    )
-    by_output = fours.view(torch.uint8).view(-1, units * UNIT // 4, PANEL, 4)
+    fours = halves.reshape(-1, PANEL, units * UNIT // 4, 4).contiguous().view(torch.int32).squeeze(-1)
+    by_output = fours.transpose(1, 2).contiguous().view(torch.uint8).view(-1, units * UNIT // 4, PANEL, 4)
     return by_output.transpose(2, 3).reshape(-1, units, UNIT * PANEL)
 
 
