@@ -21,6 +21,8 @@ from tests.random_checkpoints import edit_json
 WEIGHTS = "model.safetensors"
 Tensors = dict[str, torch.Tensor]
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+LEAST = 2.0**-14
+"""Of scales: some groups are all zeros."""
 
 
 @dataclass(frozen=True)
@@ -82,11 +84,11 @@ def quantise(weight: torch.Tensor, kind: Kind, groups: torch.Tensor) -> tuple[to
     count = int(groups.max()) + 1
     by_group = torch.stack([weight[:, groups == group].float() for group in range(count)], dim=1)
     if kind.symmetric:
-        scales = by_group.abs().amax(-1) / 7
+        scales = (by_group.abs().amax(-1) / 7).clamp(min=LEAST)
         zeros = torch.full_like(scales, 8)
     else:
         low, high = by_group.amin(-1).clamp(max=0), by_group.amax(-1).clamp(min=0)
-        scales = (high - low) / 15
+        scales = ((high - low) / 15).clamp(min=LEAST)
         zeros = (-low / scales).round().clamp(1, 15)
     scales = scales.to(kind.scales)
     codes = (weight.float() / scales.float()[:, groups] + zeros[:, groups]).round().clamp(0, 15)
