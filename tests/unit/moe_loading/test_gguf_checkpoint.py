@@ -256,9 +256,9 @@ def test_metadata_of_any_kind_are_served_or_refused(folders: Folders, tmp_path: 
     """And nothing is made as large as they say."""
     metadata = {f"{AT}.{key}": value for key, value in changes.items()}
     path = checkpoints.save_gguf(folders.get("qwen3_moe"), tmp_path / "any.gguf", metadata=metadata)
+    found: int | str
     try:
-        summary = summarise(resolve_config(str(path)), experts_as="expanded")
+        found = summarise(resolve_config(str(path)), experts_as="expanded").experts
     except (Corrupt, Unsupported) as error:
-        assert "any.gguf" in str(error) or "config.json" in str(error)
-    else:
-        assert summary.experts == 24
+        found = str(error)
+    assert found == 24 or "any.gguf" in str(found) or "config.json" in str(found)
