@@ -256,11 +256,17 @@ def test_metadata_of_any_kind_are_served_or_refused(folders: Folders, tmp_path: 
     """And nothing is made as large as they say."""
     metadata = {f"{AT}.{key}": value for key, value in changes.items()}
     path = checkpoints.save_gguf(folders.get("qwen3_moe"), tmp_path / "any.gguf", metadata=metadata)
+    found: int | str
     try:
-        summary = summarise(resolve_config(str(path)), experts_as="expanded")
+        found = summarise(resolve_config(str(path)), experts_as="expanded").experts
     except (Corrupt, Unsupported) as error:
+<<<<<<< HEAD
         refused = str(error)
     else:
         assert summary.experts == 24
         return
     assert "any.gguf" in refused or "config.json" in refused
+=======
+        found = str(error)
+    assert found == 24 or "any.gguf" in str(found) or "config.json" in str(found)
+>>>>>>> part-u
