@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -191,7 +192,7 @@ def groups_for(module: str, inputs: int, kind: Kind, *, same: bool = True) -> to
 
 
 def hash_of(text: str) -> int:
-    return sum(ord(letter) * 31**place for place, letter in enumerate(text)) % 2**31
+    return zlib.crc32(text.encode())
 
 
 def save_int4(plain: Path, folder: Path, kind: Kind, *, same: bool = True, left_out: tuple[str, ...] = HEAD) -> Path:

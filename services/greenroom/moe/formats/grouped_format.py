@@ -113,9 +113,9 @@ class GroupedFormat(ABC):
         return (*parts, ("order", (inputs,), "int32")) if own.ordered else parts
 
     def _expand(self, parts: Sequence[torch.Tensor], into: torch.Tensor, *, joined: bool) -> None:
-        ordered = self.products[0 if joined else 1].ordered
-        *parts, order = parts if ordered else (*parts, None)
-        places = None if order is None else torch.argsort(order)
+        places = None
+        if self.products[0 if joined else 1].ordered:
+            parts, places = parts[:-1], torch.argsort(parts[-1])
         panels, units = parts[0].shape[:2]
         outputs, inputs = into.shape
         step = max(1, _AT_ONCE // (units * UNIT * PANEL))
