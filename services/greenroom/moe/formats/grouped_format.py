@@ -117,15 +117,9 @@ class GroupedFormat(ABC):
         return (*parts, ("order", (inputs,), "int32")) if own.ordered else parts
 
     def _expand(self, parts: Sequence[torch.Tensor], into: torch.Tensor, *, joined: bool) -> None:
-<<<<<<< HEAD
-        ordered = self.products[0 if joined else 1].ordered
-        places = torch.argsort(parts[-1]) if ordered else None
-        parts = parts[:-1] if ordered else parts
-=======
         places = None
         if self.products[0 if joined else 1].ordered:
             parts, places = parts[:-1], torch.argsort(parts[-1])
->>>>>>> part-i
         panels, units = parts[0].shape[:2]
         outputs, inputs = into.shape
         step = max(1, _AT_ONCE // (units * UNIT * PANEL))
