@@ -99,7 +99,8 @@ class Int4(GroupedFormat):
 def codes_of(matrix: Int4Matrix, *, ordered: bool) -> list[torch.Tensor]:
     """What ``Int4`` makes a record of. Raises UnsupportedModel for an order where the record has none."""
     codes, scales, zeros, groups = matrix
-    if groups is not None and not ordered:
+    # Zeros are what is tried before anything is read. Of a checkpoint ``check`` has refused them.
+    if groups is not None and not ordered and bool(groups.any()):
         raise UnsupportedModel(
             "an expert's inputs are in an order, and by quantization_config there is none: use --experts-as expanded"
         )
