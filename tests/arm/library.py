@@ -198,7 +198,9 @@ def _grouped_sizes(call: Call, formats: int, hidden: int, inner: int) -> list[in
             for of, _ in SAMPLES.values()
             if len({one.name for one in of.products}) == 1 and of.products[0].name == name
         )
-        parts = of.parts(panels_of(outputs, joined=joined), units_of(inputs), -(-inputs // group) if group else 1)
+        parts = of.of_matrix(joined=joined).parts(
+            panels_of(outputs, joined=joined), units_of(inputs), -(-inputs // group) if group else 1
+        )
         sizes += [int(np.prod(shape)) * DTYPES[dtype].itemsize // 2 for _, shape, dtype in parts]
         sizes += [2 * inputs] if ordered else []
     return sizes

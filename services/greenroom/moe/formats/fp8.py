@@ -11,14 +11,14 @@ from typing import Final
 
 import torch
 
-from greenroom.moe.formats.grouped_format import GroupedFormat, Part
+from greenroom.moe.formats.grouped_format import MatrixFormat, Part
 from greenroom.moe.formats.panels import HALF, PANEL, UNIT, byte_codes, halves_of, lane_values
 from greenroom.moe.native.rows import GroupedCodes
 
 BLOCK: Final = 128
 
 
-class Fp8Blocks(GroupedFormat):
+class Fp8Blocks(MatrixFormat):
     """``stored``: codes, and scales ``float32[outputs, groups]`` that are the same for all outputs of a block."""
 
     name = "fp8-blocks"
@@ -42,7 +42,7 @@ class Fp8Blocks(GroupedFormat):
         return _numbers(codes, by_unit.transpose(1, 2)[:, :, None, :, None])
 
 
-class Fp8Rows(GroupedFormat):
+class Fp8Rows(MatrixFormat):
     """``stored``: codes, and scales ``float32[outputs, 1]``."""
 
     name = "fp8-rows"

@@ -19,7 +19,7 @@ from greenroom.experts.pack.layout import ExpertWeights, RecordLayout
 from greenroom.gguf.block_types import BlockType
 from greenroom.moe.architecture.moe_layers import ExpertTensor, MoeLayer
 from greenroom.moe.formats.expert_format import PLAIN_FORMAT, BadCodes, ExpertFormat
-from greenroom.moe.formats.grouped_format import GroupedFormat, GroupedPair
+from greenroom.moe.formats.grouped_format import GroupedPair, MatrixFormat
 from greenroom.moe.formats.int8 import INT8
 from greenroom.moe.formats.k_quants import Q4_K, Q6_K
 from greenroom.moe.formats.mxfp4 import MXFP4
@@ -30,7 +30,7 @@ class _Type:
     """``split``: what the ``record``'s format takes, of blocks ``uint8[blocks, bytes]``. ``factors``: which of it may
     be no number."""
 
-    record: GroupedFormat
+    record: MatrixFormat
     split: Callable[[torch.Tensor], Sequence[torch.Tensor]]
     factors: tuple[int, ...]
 
@@ -149,7 +149,7 @@ class LayerFormats:
         return
 
     def make(self, tensor: ExpertTensor, stored: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        raise NotImplementedError("a layer's own format makes its records: of(layer)")
+        raise TypeError("a layer's own format makes its records: of(layer)")
 
     def expand(self, layer: MoeLayer, weights: ExpertWeights, into: ExpertWeights) -> None:
         self.of(layer.name).expand(layer, weights, into)

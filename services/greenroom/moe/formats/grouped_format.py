@@ -35,11 +35,7 @@ def is_joined(tensor: ExpertTensor) -> bool:
 
 
 class GroupedFormat(ABC):
-    """An ``ExpertFormat``. Tensors that are no matrices are numbers of the model's dtype.
-
-    ``stored``, of which ``make`` makes a record, are a matrix's codes ``uint8[outputs, inputs]``, its scales
-    ``[outputs, groups]``, and minimums like these where the format has such.
-    """
+    """An ``ExpertFormat``. Tensors that are no matrices are numbers of the model's dtype."""
 
     name: str
     version: int
@@ -51,19 +47,8 @@ class GroupedFormat(ABC):
         ...
 
     @abstractmethod
-    def parts(self, panels: int, units: int, groups: int) -> tuple[Part, ...]:
-        """What a record has for a matrix of so many panels, units and groups: codes, scales, minimums. An order of the
-        inputs comes behind them."""
-        ...
-
-    @abstractmethod
-    def lay_out(self, stored: Sequence[torch.Tensor], *, joined: bool) -> tuple[torch.Tensor, ...]:
-        """The ``parts`` of a matrix, and the order of its inputs where the products have one."""
-        ...
-
-    @abstractmethod
-    def numbers(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Of some panels, in float32: ``[panels, 2, 16, units * 32]``."""
+    def of_matrix(self, *, joined: bool) -> MatrixFormat:
+        """That of an expert's first matrix, which is joined of gates and ups, or of its second one."""
         ...
 
     def of(self, layer: str) -> ExpertFormat:
@@ -81,7 +66,8 @@ class GroupedFormat(ABC):
 
     def make(self, tensor: ExpertTensor, stored: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         names = [f"{tensor.name}_{end}" for end, _, _ in self._parts_of(tensor)]
-        return dict(zip(names, self.lay_out(stored, joined=is_joined(tensor)), strict=True))
+        joined = is_joined(tensor)
+        return dict(zip(names, self.of_matrix(joined=joined).lay_out(stored, joined=joined), strict=True))
 
     def expand(self, layer: MoeLayer, weights: ExpertWeights, into: ExpertWeights) -> None:
         left = iter(weights)
@@ -113,7 +99,7 @@ class GroupedFormat(ABC):
             )
         own = self.products[0 if joined else 1]
         groups = -(-inputs // own.group) if own.group else 1
-        parts = self.parts(panels_of(outputs, joined=joined), units_of(inputs), groups)
+        parts = self.of_matrix(joined=joined).parts(panels_of(outputs, joined=joined), units_of(inputs), groups)
         return (*parts, ("order", (inputs,), "int32")) if own.ordered else parts
 
     def _expand(self, parts: Sequence[torch.Tensor], into: torch.Tensor, *, joined: bool) -> None:
@@ -122,9 +108,10 @@ class GroupedFormat(ABC):
             parts, places = parts[:-1], torch.argsort(parts[-1])
         panels, units = parts[0].shape[:2]
         outputs, inputs = into.shape
+        numbers_of = self.of_matrix(joined=joined).numbers
         step = max(1, _AT_ONCE // (units * UNIT * PANEL))
         for first in range(0, panels, step):
-            numbers = self.numbers([part[first : first + step] for part in parts])[..., :inputs]
+            numbers = numbers_of([part[first : first + step] for part in parts])[..., :inputs]
             if places is not None:
                 numbers = numbers[..., places]
             if joined:
@@ -135,10 +122,37 @@ class GroupedFormat(ABC):
                 own.copy_(numbers.reshape(-1, inputs)[: len(own)])
 
 
+class MatrixFormat(GroupedFormat):
+    """Both matrices are in the same format.
+
+    ``stored``, of which ``make`` makes a record, are a matrix's codes ``uint8[outputs, inputs]``, its scales
+    ``[outputs, groups]``, and minimums like these where the format has such.
+    """
+
+    def of_matrix(self, *, joined: bool) -> MatrixFormat:
+        return self
+
+    @abstractmethod
+    def parts(self, panels: int, units: int, groups: int) -> tuple[Part, ...]:
+        """What a record has for a matrix of so many panels, units and groups: codes, scales, minimums. An order of the
+        inputs comes behind them."""
+        ...
+
+    @abstractmethod
+    def lay_out(self, stored: Sequence[torch.Tensor], *, joined: bool) -> tuple[torch.Tensor, ...]:
+        """The ``parts`` of a matrix, and the order of its inputs where the products have one."""
+        ...
+
+    @abstractmethod
+    def numbers(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Of some panels, in float32: ``[panels, 2, 16, units * 32]``."""
+        ...
+
+
 class GroupedPair(GroupedFormat):
     """The first matrix in one format, the second one in another."""
 
-    def __init__(self, first: GroupedFormat, second: GroupedFormat) -> None:
+    def __init__(self, first: MatrixFormat, second: MatrixFormat) -> None:
         self.name = f"{first.name}-{second.name}"
         self.version = max(first.version, second.version)
         self._first, self._second = first, second
@@ -147,26 +161,8 @@ class GroupedPair(GroupedFormat):
     def products(self) -> tuple[GroupedCodes, GroupedCodes]:
         return self._first.products[0], self._second.products[1]
 
-    def make(self, tensor: ExpertTensor, stored: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        return self._own(joined=is_joined(tensor)).make(tensor, stored)
-
-    def parts(self, panels: int, units: int, groups: int) -> tuple[Part, ...]:
-        raise NotImplementedError("each matrix has the parts of its own format")
-
-    def lay_out(self, stored: Sequence[torch.Tensor], *, joined: bool) -> tuple[torch.Tensor, ...]:
-        return self._own(joined=joined).lay_out(stored, joined=joined)
-
-    def numbers(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        raise NotImplementedError("each matrix has the numbers of its own format")
-
-    def _own(self, *, joined: bool) -> GroupedFormat:
+    def of_matrix(self, *, joined: bool) -> MatrixFormat:
         return self._first if joined else self._second
-
-    def _parts_of(self, tensor: ExpertTensor) -> tuple[Part, ...]:
-        return self._own(joined=is_joined(tensor))._parts_of(tensor)
-
-    def _expand(self, parts: Sequence[torch.Tensor], into: torch.Tensor, *, joined: bool) -> None:
-        self._own(joined=joined)._expand(parts, into, joined=joined)
 
 
 def _is_matrix(tensor: ExpertTensor) -> bool:

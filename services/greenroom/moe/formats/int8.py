@@ -7,12 +7,12 @@ from typing import Final
 
 import torch
 
-from greenroom.moe.formats.grouped_format import GroupedFormat, Part
+from greenroom.moe.formats.grouped_format import MatrixFormat, Part
 from greenroom.moe.formats.panels import HALF, PANEL, UNIT, byte_codes, lane_values
 from greenroom.moe.native.rows import GroupedCodes
 
 
-class Int8(GroupedFormat):
+class Int8(MatrixFormat):
     """``stored``: codes in two's complement, and scales in float16. A number is their product, to the bit."""
 
     name = "int8"

@@ -23,7 +23,7 @@ from typing import Final
 import torch
 from torch.nn import functional
 
-from greenroom.moe.formats.grouped_format import GroupedFormat, Part
+from greenroom.moe.formats.grouped_format import MatrixFormat, Part
 from greenroom.moe.formats.panels import HALF, PANEL, UNIT, bit_codes, halves_of_bits, lane_values
 from greenroom.moe.native.rows import GroupedCodes
 
@@ -39,7 +39,7 @@ _ZERO: Final = 32
 """What is taken from a code of Q6_K."""
 
 
-class Q4K(GroupedFormat):
+class Q4K(MatrixFormat):
     """``stored``: codes; factors ``float16[outputs, blocks]``, scales ``uint8[outputs, blocks * 8]``; and the same of
     minimums.
 
@@ -78,7 +78,7 @@ class Q4K(GroupedFormat):
         return made.flatten(3)
 
 
-class Q6K(GroupedFormat):
+class Q6K(MatrixFormat):
     """``stored``: codes, of which 32 is taken; factors ``float16[outputs, blocks]``; scales
     ``int8[outputs, blocks * 16]``.
 

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from greenroom.checkpoints.safetensors_headers import StoredTensor
 from greenroom.core.errors import UnsupportedModel
-from greenroom.moe.formats.grouped_format import GroupedFormat, Part
+from greenroom.moe.formats.grouped_format import MatrixFormat, Part
 from greenroom.moe.formats.int4.matrix import MIDDLE, SCALES, Int4Matrix
 from greenroom.moe.formats.panels import HALF, PANEL, UNIT, bit_codes, lane_values, rows_of_bits
 from greenroom.moe.formats.stored_matrix import MatrixStorage, Shipped
@@ -29,7 +29,7 @@ _DECODERS: Final = {"float16": "int4_halfs", "bfloat16": "int4_bfloats"}
 
 
 @dataclass(frozen=True)
-class Int4(GroupedFormat):
+class Int4(MatrixFormat):
     """``stored``: codes, scales, zero points where there are ``zeros`` (else all are 8), and where inputs are
     ``ordered`` their order, group after group; of gates and ups that are joined one behind the other.
 
