@@ -20,119 +20,61 @@ weight, so a device need not ask how many there are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from typing import Final
 
 import torch
 
-from greenroom.core.errors import InvalidConfig
-from greenroom.experts.pack.layout import ExpertWeights, RecordLayout
-from greenroom.moe.architecture.moe_layers import ExpertTensor, MoeLayer
-from greenroom.moe.formats.expert_format import DoesNotFit, ExpertFormat
-from greenroom.moe.native.library import NativeUnavailable
-from greenroom.moe.native.rows import native_rows
-
-PLACES: Final = 16
-"""Of the table. The last one stands for exponents that it lacks."""
-LISTED: Final = PLACES - 1
+from greenroom.moe.formats.lossless_format import AT_ONCE, LINE, PLACES, LosslessFormat, bits_of
 
 _BLOCK, _STRIP = 64, 8
-_LINE = 64  # bytes
-_COLUMNS = 1 << 16  # that an entry can name
 
 _ONE_OF: Final = 512
 """There is room for one listed weight of so many, which is 0.4 % of bf16's bytes."""
 _LEAST_ROOM: Final = 64
 
-_AT_ONCE: Final = 1 << 18
-"""Weights that are worked on at a time: few enough that they stay in the processor's cache."""
-
 _EXPANDING_BYTES, _LISTING_BYTES = 24, 64
 """What torch takes to expand: of a weight meanwhile, of some at a time; and of an entry."""
 
 
-class Lossless:
-    """Of experts that are two matrices of bf16, each with an even number of inputs.
-
-    Encoding raises NativeUnavailable where nothing was compiled.
-    """
-
+class Lossless(LosslessFormat):
     name = "lossless"
     version = 1
+    planes = False
+    listed = PLACES - 1
 
-    def of(self, layer: str) -> ExpertFormat:
-        return self
+    def room(self, outputs: int, inputs: int) -> int:
+        return max(_LEAST_ROOM, outputs * inputs // _ONE_OF)
 
-    def record(self, layer: MoeLayer) -> RecordLayout:
-        """Raises InvalidConfig for experts of any other kind."""
-        if not layer.stacked or [len(tensor.shape) for tensor in layer.tensors] != [2, 2]:
-            raise _refused(f"{layer.name} has other experts than two matrices without biases")
-        return RecordLayout.of(part for tensor in layer.tensors for part in _parts_of(tensor))
+    def codes_shape(self, outputs: int, inputs: int, *, joined: bool) -> tuple[int, ...]:
+        return outputs, inputs // 2 * 3
 
-    def stored_shapes(self, tensor: ExpertTensor) -> tuple[tuple[int, ...], ...]:
-        return ()
+    def lines(self, outputs: int, inputs: int, *, joined: bool) -> int:
+        return -(-(PLACES + 4 * (_strips(outputs) + self.room(outputs, inputs))) // LINE)
 
-    def check(self, tensor: ExpertTensor, stored: Sequence[torch.Tensor]) -> None:
-        pass
+    def expand_by_torch(
+        self, codes: torch.Tensor, exponents: torch.Tensor, into: torch.Tensor, *, joined: bool
+    ) -> None:
+        outputs, inputs = into.shape
+        bits, flat = into.view(torch.int16), exponents.view(-1)
+        table = flat[:PLACES].short()
+        step = max(1, AT_ONCE // inputs)
+        for first in range(0, outputs, step):
+            rest, places = _in_order(codes[first : first + step], inputs)
+            bits[first : first + step] = bits_of(rest, table[places.int()])
+        words, strips = flat[PLACES:].view(torch.int32), _strips(outputs)
+        ends, listed = words[:strips], words[strips : strips + self.room(outputs, inputs)]
+        numbers = torch.arange(len(listed), dtype=torch.int32, device=into.device)
+        strip = torch.searchsorted(ends, numbers, right=True)
+        rows = torch.where(numbers < ends[-1], strip, 0) * _STRIP + (listed >> 16 & 0xFF)
+        at = rows * inputs + (listed & 0xFFFF)
+        whole = bits.view(-1)
+        whole[at] = whole[at] & ~(0xFF << 7) | ((listed >> 24 & 0xFF) << 7).short()
 
-    def make(self, tensor: ExpertTensor, stored: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        raise TypeError(f"{tensor.name} is stored as numbers")
-
-    def encode(self, tensor: ExpertTensor, numbers: torch.Tensor) -> dict[str, torch.Tensor]:
-        if numbers.shape != tensor.shape or numbers.dtype is not torch.bfloat16:
-            raise ValueError(f"{tensor.name} has {numbers.dtype} {tuple(numbers.shape)}, not bfloat16 {tensor.shape}")
-        outputs, inputs = tensor.shape
-        codes = torch.empty(outputs, inputs // 2 * 3, dtype=torch.uint8)
-        exponents = torch.zeros(lines(outputs, inputs), _LINE, dtype=torch.uint8)
-        there = room(outputs, inputs)
-        rare = native_rows().lossless_encode(numbers.contiguous(), there, codes, exponents)
-        if rare > there:
-            raise DoesNotFit(
-                f"{rare} weights have other exponents than the 15 commonest, and there is room for {there}"
-            )
-        return {f"{tensor.name}_codes": codes, f"{tensor.name}_exponents": exponents}
-
-    def expand(self, layer: MoeLayer, weights: ExpertWeights, into: ExpertWeights) -> None:
-        left = iter(weights)
-        for target in into:
-            codes, exponents = next(left), next(left)
-            if target.device.type == "cpu" and _compiled():
-                native_rows().lossless_numbers(codes, exponents, target)
-            else:
-                expand_by_torch(codes, exponents, target)
-
-    def expanding_bytes(self, layer: MoeLayer) -> int:
-        widest = max(tensor.shape[1] for tensor in layer.tensors)
-        listed = max(room(*tensor.shape) for tensor in layer.tensors)
-        return max(_AT_ONCE, widest) * _EXPANDING_BYTES + listed * _LISTING_BYTES
+    def _expanding_bytes(self, outputs: int, inputs: int) -> int:
+        return max(AT_ONCE, inputs) * _EXPANDING_BYTES + self.room(outputs, inputs) * _LISTING_BYTES
 
 
 LOSSLESS: Final = Lossless()
-
-
-def room(outputs: int, inputs: int) -> int:
-    """How many weights of a matrix may have another exponent than its 15 commonest."""
-    return max(_LEAST_ROOM, outputs * inputs // _ONE_OF)
-
-
-def expand_by_torch(codes: torch.Tensor, exponents: torch.Tensor, into: torch.Tensor) -> None:
-    """Write a matrix's numbers into ``into[outputs, inputs]``, on its device. Some rows at a time."""
-    outputs, inputs = into.shape
-    bits, flat = into.view(torch.int16), exponents.view(-1)
-    table = flat[:PLACES].short() << 7
-    step = max(1, _AT_ONCE // inputs)
-    for first in range(0, outputs, step):
-        rest, places = _in_order(codes[first : first + step], inputs)
-        numbers = (rest & 0x80).short() << 8 | (rest & 0x7F).short()
-        bits[first : first + step] = numbers | table[places.int()]
-    words, strips = flat[PLACES:].view(torch.int32), _strips(outputs)
-    ends, listed = words[:strips], words[strips : strips + room(outputs, inputs)]
-    numbers = torch.arange(len(listed), dtype=torch.int32, device=into.device)
-    strip = torch.searchsorted(ends, numbers, right=True)
-    rows = torch.where(numbers < ends[-1], strip, 0) * _STRIP + (listed >> 16 & 0xFF)
-    at = rows * inputs + (listed & 0xFFFF)
-    whole = bits.view(-1)
-    whole[at] = whole[at] & ~(0xFF << 7) | ((listed >> 24 & 0xFF) << 7).short()
 
 
 def _in_order(codes: torch.Tensor, inputs: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -153,32 +95,5 @@ def _in_order(codes: torch.Tensor, inputs: int) -> tuple[torch.Tensor, torch.Ten
     return torch.cat([ordered(rest[:, :whole]), rest[:, whole:]], dim=1), torch.cat(places, dim=1)
 
 
-def _parts_of(tensor: ExpertTensor) -> Iterator[tuple[str, tuple[int, ...], str]]:
-    outputs, inputs = tensor.shape
-    if tensor.dtype is not torch.bfloat16:
-        raise _refused(f"an expert's {tensor.name} is {tensor.dtype}, and it is of bfloat16")
-    if inputs % 2 or inputs > _COLUMNS:
-        raise _refused(f"an expert's {tensor.name} has {inputs} inputs, and it takes even numbers up to {_COLUMNS}")
-    yield f"{tensor.name}_codes", (outputs, inputs // 2 * 3), "uint8"
-    yield f"{tensor.name}_exponents", (lines(outputs, inputs), _LINE), "uint8"
-
-
-def _refused(why: str) -> InvalidConfig:
-    return InvalidConfig("experts_as", LOSSLESS.name, why)
-
-
 def _strips(outputs: int) -> int:
     return -(-outputs // _STRIP)
-
-
-def lines(outputs: int, inputs: int) -> int:
-    """Of 64 bytes, of a matrix's exponents."""
-    return -(-(PLACES + 4 * (_strips(outputs) + room(outputs, inputs))) // _LINE)
-
-
-def _compiled() -> bool:
-    try:
-        native_rows()
-    except NativeUnavailable:
-        return False
-    return True

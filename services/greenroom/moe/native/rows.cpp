@@ -19,6 +19,7 @@
 #include <immintrin.h>
 // Older compilers do not know the instructions.
 #define HAS_AVX512BF16 (__GNUC__ >= 10 || __clang_major__ >= 9)
+#define HAS_AVX512VBMI2 (__GNUC__ >= 8 || __clang_major__ >= 7)
 #elif defined(__aarch64__)
 #include <arm_neon.h>
 #if defined(__linux__)  // of which alone is asked whether a processor has FEAT_BF16
@@ -91,11 +92,20 @@ struct GroupedKernels {
   void (*output)(const Expert &, const Rows &, size_t begin, size_t end);
 };
 
-// A matrix of lossless codes (lossless_products.inc), and where its bf16 numbers go to.
+// A matrix of lossless codes (lossless_products.inc) or planes (lossless_planes.inc), and where its bf16 numbers go to.
 struct LosslessNumbers {
   const uint8_t *codes, *exponents;
   size_t outputs, inputs;
+  bool joined;
   uint8_t *into;
+};
+
+// Of one of the two. `grains` are those of a thread's share of what `hidden`, `output` and `numbers` are called for.
+struct LosslessKernels {
+  void (*hidden)(const Expert &, const Rows &, Rows &, size_t begin, size_t end);
+  void (*output)(const Expert &, const Rows &, size_t begin, size_t end);
+  void (*numbers)(const LosslessNumbers &, size_t begin, size_t end);
+  size_t neurons, columns;
 };
 
 // Rows and weights of floats, products of floats.
@@ -162,12 +172,21 @@ constexpr size_t QUERIES_TOGETHER = 32, SCORES_TOGETHER = 1 << 18;
 #define BEGIN_AVX512 _Pragma("clang attribute push(__attribute__((target(\"avx512f,avx512bw\"))), apply_to=function)")
 #define BEGIN_AVX512BF16 \
   _Pragma("clang attribute push(__attribute__((target(\"avx512f,avx512bw,avx512vl,avx512bf16\"))), apply_to=function)")
+#define BEGIN_AVX512BF16_VBMI2 \
+  _Pragma("clang attribute push(__attribute__((target(\"avx512f,avx512bw,avx512vl,avx512bf16,avx512vbmi2,popcnt\"))), apply_to=function)")
+#define BEGIN_AVX512_VBMI2 \
+  _Pragma("clang attribute push(__attribute__((target(\"avx512f,avx512bw,avx512vbmi2,popcnt\"))), apply_to=function)")
 #define BEGIN_AVX2 _Pragma("clang attribute push(__attribute__((target(\"avx2,fma,f16c\"))), apply_to=function)")
 #define END_TARGET _Pragma("clang attribute pop")
 #else
 #define BEGIN_AVX512 _Pragma("GCC push_options") _Pragma("GCC target(\"avx512f,avx512bw,prefer-vector-width=512\")")
 #define BEGIN_AVX512BF16 \
   _Pragma("GCC push_options") _Pragma("GCC target(\"avx512f,avx512bw,avx512vl,avx512bf16,prefer-vector-width=512\")")
+#define BEGIN_AVX512BF16_VBMI2 \
+  _Pragma("GCC push_options") \
+  _Pragma("GCC target(\"avx512f,avx512bw,avx512vl,avx512bf16,avx512vbmi2,popcnt,prefer-vector-width=512\")")
+#define BEGIN_AVX512_VBMI2 \
+  _Pragma("GCC push_options") _Pragma("GCC target(\"avx512f,avx512bw,avx512vbmi2,popcnt,prefer-vector-width=512\")")
 #define BEGIN_AVX2 _Pragma("GCC push_options") _Pragma("GCC target(\"avx2,fma,f16c\")")
 #define END_TARGET _Pragma("GCC pop_options")
 #endif
@@ -180,9 +199,18 @@ constexpr int LANES = 16;
 constexpr bool PAIRS = true;
 #define MULTIPLIES_PAIRS 1
 #include "rows_kernel.inc"
-#undef MULTIPLIES_PAIRS
 }
 END_TARGET
+#if HAS_AVX512VBMI2
+#define EXPANDS_BYTES 1
+BEGIN_AVX512BF16_VBMI2
+namespace avx512bf16::expanding {
+#include "lossless_planes.inc"
+}
+END_TARGET
+#undef EXPANDS_BYTES
+#endif
+#undef MULTIPLIES_PAIRS
 #endif
 
 BEGIN_AVX512
@@ -192,6 +220,15 @@ constexpr bool PAIRS = false;
 #include "rows_kernel.inc"
 }
 END_TARGET
+#if HAS_AVX512VBMI2
+#define EXPANDS_BYTES 1
+BEGIN_AVX512_VBMI2
+namespace avx512::expanding {
+#include "lossless_planes.inc"
+}
+END_TARGET
+#undef EXPANDS_BYTES
+#endif
 #undef LANES_ARE_16
 
 BEGIN_AVX2
@@ -251,9 +288,7 @@ struct Kernels {
   void (*mxfp4_hidden)(const Expert &, const Rows &, Rows &, size_t begin, size_t end);
   void (*mxfp4_output)(const Expert &, const Rows &, size_t begin, size_t end);
   const GroupedKernels *grouped;  // without a name behind the last one
-  void (*lossless_hidden)(const Expert &, const Rows &, Rows &, size_t begin, size_t end);
-  void (*lossless_output)(const Expert &, const Rows &, size_t begin, size_t end);
-  void (*lossless_numbers)(const LosslessNumbers &, size_t begin, size_t end);
+  LosslessKernels lossless[2];  // of codes, of planes
   void (*linear)(const Linear &, const Rows &, size_t begin, size_t end);
   void (*linear_floats)(const LinearFloats &, size_t begin, size_t end);
   void (*norm)(const Norm &, size_t begin, size_t end);
@@ -261,13 +296,31 @@ struct Kernels {
   int lanes;
   bool pairs;               // it multiplies bf16
   size_t columns, neurons;  // grains of a thread's share, so that threads get whole tiles
+  bool expands = false;     // bytes, for planes
 };
+
+#define CODES(of) \
+  { of::lossless_hidden_part, of::lossless_output_part, of::lossless_numbers_part, of::NEURON_GRAIN, of::COLUMN_GRAIN }
+#define PLANES(of) { of::planes_hidden_part, of::planes_output_part, of::planes_numbers_part, PLANES_HALF, 2 * PLANES_HALF }
 
 #define KERNELS(of) \
   { #of, of::hidden_part, of::output_part, of::clamped_hidden_part, of::clamped_output_part, of::mxfp4_hidden_part, \
-    of::mxfp4_output_part, of::GROUPED, of::lossless_hidden_part, of::lossless_output_part, of::lossless_numbers_part, \
-    of::linear_part, of::linear_floats_part, of::norm_part, of::attention_part, of::LANES, of::PAIRS, of::COLUMN_GRAIN, \
-    of::NEURON_GRAIN }
+    of::mxfp4_output_part, of::GROUPED, {CODES(of), PLANES(of)}, of::linear_part, of::linear_floats_part, of::norm_part, \
+    of::attention_part, of::LANES, of::PAIRS, of::COLUMN_GRAIN, of::NEURON_GRAIN }
+
+#if HAS_AVX512VBMI2
+// `of`, with other kernels of planes if this processor expands bytes.
+Kernels expanding(Kernels of, LosslessKernels planes) {
+  if (__builtin_cpu_supports("avx512vbmi2")) {
+    of.lossless[1] = planes;
+    of.expands = true;
+  }
+  return of;
+}
+#define EXPANDING(of) expanding(KERNELS(of), PLANES(of::expanding))
+#else
+#define EXPANDING(of) KERNELS(of)
+#endif
 
 // Whether the processor multiplies bf16 itself.
 bool multiplies_bf16() {
@@ -297,10 +350,10 @@ std::vector<Kernels> available() {
   __builtin_cpu_init();
 #if HAS_AVX512BF16
   if (__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl"))
-    found.push_back(KERNELS(avx512bf16));
+    found.push_back(EXPANDING(avx512bf16));
 #endif
   // Only Knights Landing and its like have the one without the other.
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")) found.push_back(KERNELS(avx512));
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")) found.push_back(EXPANDING(avx512));
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && converts_halfs()) found.push_back(KERNELS(avx2));
   if (!found.empty()) found.push_back(KERNELS(plain));
 #elif defined(__aarch64__)
@@ -653,34 +706,40 @@ void greenroom_experts(const int64_t *weights, const int64_t *starts, int64_t co
   });
 }
 
-// As greenroom_experts, of lossless codes (lossless_products.inc), with the same results. weights[4 * e] and the following are the
-// addresses of the codes and the exponents of its gate and up projections, and of those of its down projection.
-void greenroom_lossless_experts(const int64_t *weights, const int64_t *starts, int64_t count, int64_t hidden, int64_t inner,
+// Whether `greenroom_lossless_experts` is made for planes with this instruction set.
+int greenroom_expands_bytes() { return kernels.expands; }
+
+// As greenroom_experts, of lossless codes (kind 0: lossless_products.inc) or planes (kind 1: lossless_planes.inc), with the same
+// results. weights[4 * e] and the following are the addresses of the codes and the exponents of its gate and up projections, and of
+// those of its down projection.
+void greenroom_lossless_experts(int64_t kind, const int64_t *weights, const int64_t *starts, int64_t count, int64_t hidden, int64_t inner,
                                 const void *x, const int64_t *tokens, const float *scales, void *out, int add, unsigned threads) {
   Routed routed{starts, tokens, (size_t)count, (size_t)hidden, (size_t)inner, scales, (const uint16_t *)x, (uint16_t *)out, add != 0};
-  run_experts(routed, threads, kernels.lossless_hidden, kernels.neurons, kernels.lossless_output, hidden, kernels.columns,
-              [&](Expert &expert, size_t e) {
-                expert.up = (const uint32_t *)weights[4 * e];
-                expert.up_scales = (const uint8_t *)weights[4 * e + 1];
-                expert.down = (const uint32_t *)weights[4 * e + 2];
-                expert.down_scales = (const uint8_t *)weights[4 * e + 3];
-              });
-}
-
-// The lossless codes of a matrix numbers[outputs, inputs], bf16, and its exponents, which were zeroed and have room for so many
-// weights that the table lacks. Returns how many there are. If they are more, what was written means other numbers.
-int64_t greenroom_lossless_encode(const void *numbers, int64_t outputs, int64_t inputs, int64_t room, void *codes, void *exponents) {
-  return (int64_t)encode_matrix((const uint16_t *)numbers, outputs, inputs, room, (uint8_t *)codes, (uint8_t *)exponents);
-}
-
-// The numbers out[outputs, inputs], bf16, of a matrix of lossless codes.
-void greenroom_lossless_numbers(const void *codes, const void *exponents, int64_t outputs, int64_t inputs, void *out, unsigned threads) {
-  const LosslessNumbers job{(const uint8_t *)codes, (const uint8_t *)exponents, (size_t)outputs, (size_t)inputs, (uint8_t *)out};
-  // A few rows at a time: what the table lacks is put right while they are in the cache.
-  constexpr size_t few = 8;
-  spread(outputs, few, threads, [&](size_t begin, size_t end) {
-    for (size_t at = begin; at < end; at += few) kernels.lossless_numbers(job, at, std::min(at + few, end));
+  const LosslessKernels &own = kernels.lossless[kind];
+  run_experts(routed, threads, own.hidden, own.neurons, own.output, hidden, own.columns, [&](Expert &expert, size_t e) {
+    expert.up = (const uint32_t *)weights[4 * e];
+    expert.up_scales = (const uint8_t *)weights[4 * e + 1];
+    expert.down = (const uint32_t *)weights[4 * e + 2];
+    expert.down_scales = (const uint8_t *)weights[4 * e + 3];
   });
+}
+
+// The lossless codes or planes of a matrix numbers[outputs, inputs], bf16, and its exponents, which were zeroed and have room for so
+// many weights that the table lacks. `joined`: the matrix is gates, then as many ups. Returns how many there are. If they are more,
+// what was written means other numbers.
+int64_t greenroom_lossless_encode(int64_t kind, int joined, const void *numbers, int64_t outputs, int64_t inputs, int64_t room, void *codes,
+                                  void *exponents) {
+  const uint16_t *of = (const uint16_t *)numbers;
+  uint8_t *into = (uint8_t *)codes, *beside = (uint8_t *)exponents;
+  return (int64_t)(kind ? encode_planes(of, outputs, inputs, joined, room, into, beside) : encode_codes(of, outputs, inputs, room, into, beside));
+}
+
+// The numbers out[outputs, inputs], bf16, of a matrix of lossless codes or planes.
+void greenroom_lossless_numbers(int64_t kind, int joined, const void *codes, const void *exponents, int64_t outputs, int64_t inputs, void *out,
+                                unsigned threads) {
+  const LosslessNumbers job{(const uint8_t *)codes, (const uint8_t *)exponents, (size_t)outputs, (size_t)inputs, joined != 0, (uint8_t *)out};
+  spread(kind ? panels_of(outputs, joined) : outputs, kind ? 1 : CODE_STRIP, threads,
+         [&](size_t begin, size_t end) { kernels.lossless[kind].numbers(job, begin, end); });
 }
 
 // As greenroom_experts, of gpt-oss's: `down · ((up + 1) * gate * sigmoid(alpha * gate)) * scale`, with biases of both
@@ -741,10 +800,10 @@ int64_t greenroom_all_grouped_experts(const int64_t *formats, const int64_t *wei
 }
 
 // As greenroom_all_experts, with the weights of greenroom_lossless_experts.
-int64_t greenroom_all_lossless_experts(const int64_t *weights, int64_t count, const int64_t *picks, const float *scales, int64_t rows,
-                                       int64_t k, int64_t hidden, int64_t inner, const void *x, void *stream, unsigned threads) {
+int64_t greenroom_all_lossless_experts(int64_t kind, const int64_t *weights, int64_t count, const int64_t *picks, const float *scales,
+                                       int64_t rows, int64_t k, int64_t hidden, int64_t inner, const void *x, void *stream, unsigned threads) {
   auto compute = [&](const int64_t *used, const int64_t *starts, int64_t busy, const int64_t *tokens, const float *factors, void *out) {
-    greenroom_lossless_experts(used, starts, busy, hidden, inner, x, tokens, factors, out, 1, threads);
+    greenroom_lossless_experts(kind, used, starts, busy, hidden, inner, x, tokens, factors, out, 1, threads);
   };
   return run_all(weights, 4, count, picks, scales, rows, k, hidden, stream, compute);
 }
