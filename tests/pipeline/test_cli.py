@@ -93,7 +93,7 @@ def test_quantised_experts_are_said_and_packed_as_they_are_kept(run: Run, tmp_pa
 @pytest.mark.usefixtures("native")
 def test_lossless_experts_are_said_and_packed_so(run: Run, tmp_path: Path) -> None:
     folder = str(save_random("mixtral", tmp_path / "m", dtype=torch.bfloat16, hidden_size=256, intermediate_size=512))
-    kept = "lossless-planes" if native_rows().expands_bytes else "lossless"
+    kept = "lossless-planes" if native_rows().is_for_planes else "lossless"
     assert f", as {kept} (--experts-as)" in run("info", folder, "--experts-as", "lossless")[0]
     facts = json.loads(run("info", folder, "--experts-as", "lossless", "--json")[0])
     packed = Path(run("pack", folder, "--experts-as", "lossless", "--verify")[0].strip())

@@ -65,7 +65,7 @@ def test_greedy_tokens_equal_generate(expected: list[list[int]], cache: Path, bu
 @pytest.mark.parametrize("kept", ["expanded", "lossless"])
 def test_texts_do_not_depend_on_how_experts_are_kept(expected: list[list[int]], cache: Path, kept: str) -> None:
     """At a third of the bytes that they take so."""
-    lossless = LOSSLESS_PLANES if kept == "lossless" and native_rows().expands_bytes else LOSSLESS
+    lossless = LOSSLESS_PLANES if kept == "lossless" and native_rows().is_for_planes else LOSSLESS
     with _llm("33%", "next-use", cache, experts_as=kept) as llm:
         assert llm.worker.pack.manifest.formats == ("plain" if kept == "expanded" else lossless.name,)
         conversations = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]

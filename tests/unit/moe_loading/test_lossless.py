@@ -245,7 +245,7 @@ def test_what_can_not_be_kept_so_is_refused_by_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("instructions", "own"), [("avx2", LOSSLESS), (None, None)], ids=["avx2", "here"])
 def test_it_is_said_what_they_take(instructions: str | None, own: LosslessFormat | None, tmp_path: Path) -> None:
-    """Planes are for processors that expand bytes."""
+    """Planes are for processors that expand bytes and multiply bf16."""
     native = native_rows()
     if instructions not in (None, *native.instruction_sets):
         pytest.skip("another architecture")
@@ -254,7 +254,7 @@ def test_it_is_said_what_they_take(instructions: str | None, own: LosslessFormat
     before = native.instruction_set
     native.use(instructions or before)
     try:
-        own = own or (LOSSLESS_PLANES if native.expands_bytes else LOSSLESS)
+        own = own or (LOSSLESS_PLANES if native.is_for_planes else LOSSLESS)
         assert kept_format(checkpoint, experts_as="lossless") is own
         kept, plain = (summarise(checkpoint, experts_as=asked) for asked in ("lossless", "auto"))
     finally:

@@ -29,7 +29,8 @@ _BLOCK = _WEIGHTS + _PLANES * _PLANE_BYTES
 
 _ONE_OF: Final = 18
 """There is room for one listed weight of so many, 2.8 % of bf16's bytes. The worst trained matrix needs half of it."""
-_LEAST_ROOM: Final = 64
+_SPARE: Final = 64
+"""Room beside: of a small matrix a larger share may be rare by chance."""
 
 _EXPANDING_BYTES: Final = 40
 """What torch takes to expand, of a weight meanwhile, of some at a time."""
@@ -42,7 +43,7 @@ class LosslessPlanes(LosslessFormat):
     listed = (1 << _PLANES) - 1
 
     def room(self, outputs: int, inputs: int) -> int:
-        return max(_LEAST_ROOM, outputs * inputs // _ONE_OF)
+        return _SPARE + outputs * inputs // _ONE_OF
 
     def codes_shape(self, outputs: int, inputs: int, *, joined: bool) -> tuple[int, ...]:
         return panels_of(outputs, joined=joined), _units(inputs), 2, _BLOCK

@@ -38,7 +38,7 @@ def kept_format(
 
     ``experts_as``: "stored" keeps them as the checkpoint has them, "expanded" makes numbers of them. "auto" keeps them
     where compiled products take them so; torch's would have to expand an expert each time that it is used. "lossless"
-    keeps numbers of bf16 in three quarters of their bytes, or in 0.72 where this processor expands bytes. ``products``
+    keeps numbers of bf16 in three quarters of their bytes, or in 0.72 where that is faster here. ``products``
     and ``device`` (its type): what it will be computed by.
 
     Raises InvalidConfig for a name that is not in EXPERTS_AS or PRODUCTS, for a dtype that experts can not have, for
@@ -63,7 +63,7 @@ def kept_format(
             )
         if computed_in is not torch.bfloat16:
             raise InvalidConfig("experts_as", experts_as, f"it keeps bfloat16, and these experts are {computed_in}")
-        return LOSSLESS_PLANES if _expands_bytes() else LOSSLESS
+        return LOSSLESS_PLANES if _is_for_planes() else LOSSLESS
     if experts_as == "expanded" or found.format is PLAIN_FORMAT:
         return PLAIN_FORMAT
     computed = computed_in is torch.bfloat16 and products != "torch" and device == "cpu"
@@ -92,9 +92,9 @@ def _share_orders(checkpoint: Checkpoint) -> bool:
     return True
 
 
-def _expands_bytes() -> bool:
+def _is_for_planes() -> bool:
     try:
-        return native_rows().expands_bytes
+        return native_rows().is_for_planes
     except NativeUnavailable:
         return False
 

@@ -19,7 +19,6 @@
 #include <immintrin.h>
 // Older compilers do not know the instructions.
 #define HAS_AVX512BF16 (__GNUC__ >= 10 || __clang_major__ >= 9)
-#define HAS_AVX512VBMI2 (__GNUC__ >= 8 || __clang_major__ >= 7)
 #elif defined(__aarch64__)
 #include <arm_neon.h>
 #if defined(__linux__)  // of which alone is asked whether a processor has FEAT_BF16
@@ -100,7 +99,7 @@ struct LosslessNumbers {
   uint8_t *into;
 };
 
-// Of one of the two. `grains` are those of a thread's share of what `hidden`, `output` and `numbers` are called for.
+// Of one of the two. `neurons` and `columns`: grains of a thread's share.
 struct LosslessKernels {
   void (*hidden)(const Expert &, const Rows &, Rows &, size_t begin, size_t end);
   void (*output)(const Expert &, const Rows &, size_t begin, size_t end);
@@ -174,8 +173,6 @@ constexpr size_t QUERIES_TOGETHER = 32, SCORES_TOGETHER = 1 << 18;
   _Pragma("clang attribute push(__attribute__((target(\"avx512f,avx512bw,avx512vl,avx512bf16\"))), apply_to=function)")
 #define BEGIN_AVX512BF16_VBMI2 \
   _Pragma("clang attribute push(__attribute__((target(\"avx512f,avx512bw,avx512vl,avx512bf16,avx512vbmi2,popcnt\"))), apply_to=function)")
-#define BEGIN_AVX512_VBMI2 \
-  _Pragma("clang attribute push(__attribute__((target(\"avx512f,avx512bw,avx512vbmi2,popcnt\"))), apply_to=function)")
 #define BEGIN_AVX2 _Pragma("clang attribute push(__attribute__((target(\"avx2,fma,f16c\"))), apply_to=function)")
 #define END_TARGET _Pragma("clang attribute pop")
 #else
@@ -185,8 +182,6 @@ constexpr size_t QUERIES_TOGETHER = 32, SCORES_TOGETHER = 1 << 18;
 #define BEGIN_AVX512BF16_VBMI2 \
   _Pragma("GCC push_options") \
   _Pragma("GCC target(\"avx512f,avx512bw,avx512vl,avx512bf16,avx512vbmi2,popcnt,prefer-vector-width=512\")")
-#define BEGIN_AVX512_VBMI2 \
-  _Pragma("GCC push_options") _Pragma("GCC target(\"avx512f,avx512bw,avx512vbmi2,popcnt,prefer-vector-width=512\")")
 #define BEGIN_AVX2 _Pragma("GCC push_options") _Pragma("GCC target(\"avx2,fma,f16c\")")
 #define END_TARGET _Pragma("GCC pop_options")
 #endif
@@ -201,15 +196,14 @@ constexpr bool PAIRS = true;
 #include "rows_kernel.inc"
 }
 END_TARGET
-#if HAS_AVX512VBMI2
-#define EXPANDS_BYTES 1
+
 BEGIN_AVX512BF16_VBMI2
 namespace avx512bf16::expanding {
+#define EXPANDS_BYTES 1
 #include "lossless_planes.inc"
+#undef EXPANDS_BYTES
 }
 END_TARGET
-#undef EXPANDS_BYTES
-#endif
 #undef MULTIPLIES_PAIRS
 #endif
 
@@ -220,15 +214,6 @@ constexpr bool PAIRS = false;
 #include "rows_kernel.inc"
 }
 END_TARGET
-#if HAS_AVX512VBMI2
-#define EXPANDS_BYTES 1
-BEGIN_AVX512_VBMI2
-namespace avx512::expanding {
-#include "lossless_planes.inc"
-}
-END_TARGET
-#undef EXPANDS_BYTES
-#endif
 #undef LANES_ARE_16
 
 BEGIN_AVX2
@@ -296,7 +281,7 @@ struct Kernels {
   int lanes;
   bool pairs;               // it multiplies bf16
   size_t columns, neurons;  // grains of a thread's share, so that threads get whole tiles
-  bool expands = false;     // bytes, for planes
+  bool for_planes = false;  // they are faster than codes
 };
 
 #define CODES(of) \
@@ -307,20 +292,6 @@ struct Kernels {
   { #of, of::hidden_part, of::output_part, of::clamped_hidden_part, of::clamped_output_part, of::mxfp4_hidden_part, \
     of::mxfp4_output_part, of::GROUPED, {CODES(of), PLANES(of)}, of::linear_part, of::linear_floats_part, of::norm_part, \
     of::attention_part, of::LANES, of::PAIRS, of::COLUMN_GRAIN, of::NEURON_GRAIN }
-
-#if HAS_AVX512VBMI2
-// `of`, with other kernels of planes if this processor expands bytes.
-Kernels expanding(Kernels of, LosslessKernels planes) {
-  if (__builtin_cpu_supports("avx512vbmi2")) {
-    of.lossless[1] = planes;
-    of.expands = true;
-  }
-  return of;
-}
-#define EXPANDING(of) expanding(KERNELS(of), PLANES(of::expanding))
-#else
-#define EXPANDING(of) KERNELS(of)
-#endif
 
 // Whether the processor multiplies bf16 itself.
 bool multiplies_bf16() {
@@ -349,11 +320,16 @@ std::vector<Kernels> available() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
 #if HAS_AVX512BF16
-  if (__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl"))
-    found.push_back(EXPANDING(avx512bf16));
+  if (__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")) {
+    found.push_back(KERNELS(avx512bf16));
+    if (__builtin_cpu_supports("avx512vbmi2")) {
+      found.back().lossless[1] = PLANES(avx512bf16::expanding);
+      found.back().for_planes = true;
+    }
+  }
 #endif
   // Only Knights Landing and its like have the one without the other.
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")) found.push_back(EXPANDING(avx512));
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")) found.push_back(KERNELS(avx512));
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && converts_halfs()) found.push_back(KERNELS(avx2));
   if (!found.empty()) found.push_back(KERNELS(plain));
 #elif defined(__aarch64__)
@@ -706,8 +682,8 @@ void greenroom_experts(const int64_t *weights, const int64_t *starts, int64_t co
   });
 }
 
-// Whether `greenroom_lossless_experts` is made for planes with this instruction set.
-int greenroom_expands_bytes() { return kernels.expands; }
+// Whether greenroom_lossless_experts are faster of planes than of codes with this instruction set.
+int greenroom_is_for_planes() { return kernels.for_planes; }
 
 // As greenroom_experts, of lossless codes (kind 0: lossless_products.inc) or planes (kind 1: lossless_planes.inc), with the same
 // results. weights[4 * e] and the following are the addresses of the codes and the exponents of its gate and up projections, and of

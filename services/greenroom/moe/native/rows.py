@@ -254,8 +254,8 @@ class NativeRows:
         self.instruction_set = instruction_set
         self.attention_granularity: int = self._library.greenroom_attention_granularity()
         """The width of a head must be a multiple of this."""
-        self.expands_bytes = bool(self._library.greenroom_expands_bytes())
-        """Whether the instructions are those that lossless planes are for."""
+        self.is_for_planes = bool(self._library.greenroom_is_for_planes())
+        """Whether lossless planes are faster than lossless codes."""
 
     def for_a_model(self) -> NativeRows:
         """The same library with its own limits."""
