@@ -38,9 +38,9 @@ from greenroom.moe.formats.int4.record import Int4
 from greenroom.moe.formats.int8 import INT8
 from greenroom.moe.formats.k_quants import Q4_K, Q6_K
 from greenroom.moe.formats.k_quants import SUPER as K_QUANT
-from greenroom.moe.formats.lossless import LOSSLESS
-from greenroom.moe.formats.lossless_format import LosslessFormat
-from greenroom.moe.formats.lossless_planes import LOSSLESS_PLANES
+from greenroom.moe.formats.lossless.codes import LOSSLESS
+from greenroom.moe.formats.lossless.planes import LOSSLESS_PLANES
+from greenroom.moe.formats.lossless.record import LosslessFormat
 from greenroom.moe.formats.mxfp4 import MXFP4
 from greenroom.moe.native.rows import ClampedGate, GroupedExpert, LosslessExpert, NativeRows, native_rows
 

@@ -237,9 +237,11 @@ def _lossless_sizes(kind: int, hidden: int, inner: int) -> list[int]:
 
 def _lossless_matrix(kind: int, outputs: int, inputs: int, *, joined: bool) -> tuple[int, int]:
     """Of a matrix's codes and its exponents, in bytes."""
-    from greenroom.moe.formats.lossless import LOSSLESS  # which asks for the library: late, since that is replaced
-    from greenroom.moe.formats.lossless_format import LINE
-    from greenroom.moe.formats.lossless_planes import LOSSLESS_PLANES
+    from greenroom.moe.formats.lossless.codes import (
+        LOSSLESS,  # which asks for the library: late, since that is replaced
+    )
+    from greenroom.moe.formats.lossless.planes import LOSSLESS_PLANES
+    from greenroom.moe.formats.lossless.record import LINE
 
     kept = LOSSLESS_PLANES if kind else LOSSLESS
     codes = int(np.prod(kept.codes_shape(outputs, inputs, joined=joined)))

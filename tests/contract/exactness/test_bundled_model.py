@@ -16,8 +16,8 @@ import transformers
 from greenroom import LLM, SamplingParams
 from greenroom.demo import bundled_model_path
 from greenroom.demo.tasks import TASKS, samples
-from greenroom.moe.formats.lossless import LOSSLESS
-from greenroom.moe.formats.lossless_planes import LOSSLESS_PLANES
+from greenroom.moe.formats.lossless.codes import LOSSLESS
+from greenroom.moe.formats.lossless.planes import LOSSLESS_PLANES
 from greenroom.moe.native.rows import native_rows
 from greenroom.worker.generation_engine import ArtifactVersion
 from tests.compiled import native as native

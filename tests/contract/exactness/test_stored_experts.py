@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from greenroom.experts.pack.pack_file import PackFile
 from greenroom.moe.formats.expert_format import PLAIN_FORMAT, ExpertFormat
-from greenroom.moe.formats.lossless import LOSSLESS
-from greenroom.moe.formats.lossless_planes import LOSSLESS_PLANES
+from greenroom.moe.formats.lossless.codes import LOSSLESS
+from greenroom.moe.formats.lossless.planes import LOSSLESS_PLANES
 from greenroom.moe.formats.mxfp4 import MXFP4
 from greenroom.moe.formats.registry import format_named
 from greenroom.moe.forward.ragged_model import RaggedModel

@@ -9,9 +9,9 @@ import torch
 
 from greenroom.experts.pack.layout import ExpertWeights
 from greenroom.moe.architecture.moe_layers import ExpertTensor, MoeLayer
-from greenroom.moe.formats.lossless import LOSSLESS
-from greenroom.moe.formats.lossless_format import LosslessFormat
-from greenroom.moe.formats.lossless_planes import LOSSLESS_PLANES
+from greenroom.moe.formats.lossless.codes import LOSSLESS
+from greenroom.moe.formats.lossless.planes import LOSSLESS_PLANES
+from greenroom.moe.formats.lossless.record import LosslessFormat
 
 LOSSLESS_FORMATS: Final = {one.name: one for one in (LOSSLESS, LOSSLESS_PLANES)}
 

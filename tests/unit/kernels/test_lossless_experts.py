@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from greenroom.experts.pack.layout import ExpertWeights
-from greenroom.moe.formats.lossless_format import LosslessFormat
+from greenroom.moe.formats.lossless.record import LosslessFormat
 from greenroom.moe.native.library import NativeUnavailable
 from greenroom.moe.native.rows import Lasting, LosslessExpert, NativeRows, native_rows
 from tests.examples import examples
@@ -33,7 +33,7 @@ def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
     native.use(native.instruction_sets[0])
 
 
-@pytest.fixture(params=LOSSLESS_FORMATS.values(), ids=LOSSLESS_FORMATS, scope="module")
+@pytest.fixture(params=LOSSLESS_FORMATS.values(), ids=list(LOSSLESS_FORMATS), scope="module")
 def kept(request: pytest.FixtureRequest) -> LosslessFormat:
     own: LosslessFormat = request.param
     return own

@@ -20,9 +20,9 @@ from greenroom.experts.pack.direct_io import page_aligned
 from greenroom.experts.pack.pack_file import PackFile
 from greenroom.moe.architecture.moe_layers import ExpertTensor, MoeLayer
 from greenroom.moe.formats.expert_format import PLAIN_FORMAT, DoesNotFit, Expander
-from greenroom.moe.formats.lossless import LOSSLESS
-from greenroom.moe.formats.lossless_format import LosslessFormat
-from greenroom.moe.formats.lossless_planes import LOSSLESS_PLANES
+from greenroom.moe.formats.lossless.codes import LOSSLESS
+from greenroom.moe.formats.lossless.planes import LOSSLESS_PLANES
+from greenroom.moe.formats.lossless.record import LosslessFormat
 from greenroom.moe.loading.checkpoint import resolve
 from greenroom.moe.loading.kept_format import kept_format
 from greenroom.moe.loading.packing import ensure_pack
@@ -46,7 +46,7 @@ def bits_of(numbers: torch.Tensor) -> torch.Tensor:
     return numbers.view(torch.int16)
 
 
-@pytest.fixture(params=LOSSLESS_FORMATS.values(), ids=LOSSLESS_FORMATS, scope="module")
+@pytest.fixture(params=LOSSLESS_FORMATS.values(), ids=list(LOSSLESS_FORMATS), scope="module")
 def kept(request: pytest.FixtureRequest) -> LosslessFormat:
     own: LosslessFormat = request.param
     return own

@@ -18,8 +18,8 @@ from greenroom.moe.formats.int4.awq import awq
 from greenroom.moe.formats.int4.gptq import gptq
 from greenroom.moe.formats.int8 import INT8
 from greenroom.moe.formats.k_quants import Q4_K, Q6_K
-from greenroom.moe.formats.lossless import LOSSLESS
-from greenroom.moe.formats.lossless_planes import LOSSLESS_PLANES
+from greenroom.moe.formats.lossless.codes import LOSSLESS
+from greenroom.moe.formats.lossless.planes import LOSSLESS_PLANES
 from greenroom.moe.formats.mxfp4 import MXFP4
 from greenroom.moe.formats.stored_matrix import NotServed, Shipped
 

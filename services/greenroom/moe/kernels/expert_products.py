@@ -19,7 +19,7 @@ from greenroom.core.errors import InvalidConfig
 from greenroom.experts.pack.layout import PLAIN, ExpertWeights
 from greenroom.moe.formats.expert_format import PLAIN_FORMAT, ExpertFormat
 from greenroom.moe.formats.grouped_format import GroupedFormat
-from greenroom.moe.formats.lossless_format import LosslessFormat
+from greenroom.moe.formats.lossless.record import LosslessFormat
 from greenroom.moe.formats.mxfp4 import MXFP4
 from greenroom.moe.kernels.device_copies import to_device
 from greenroom.moe.kernels.router_products import use_native_linear

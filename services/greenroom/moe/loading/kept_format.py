@@ -11,9 +11,9 @@ from greenroom.core.errors import InvalidConfig
 from greenroom.moe.architecture.moe_layers import blueprint, experts_modules
 from greenroom.moe.formats.expert_format import PLAIN_FORMAT, ExpertFormat
 from greenroom.moe.formats.grouped_format import GroupedFormat
-from greenroom.moe.formats.lossless import LOSSLESS
-from greenroom.moe.formats.lossless_format import EXPERTS_AS_LOSSLESS
-from greenroom.moe.formats.lossless_planes import LOSSLESS_PLANES
+from greenroom.moe.formats.lossless.codes import LOSSLESS
+from greenroom.moe.formats.lossless.planes import LOSSLESS_PLANES
+from greenroom.moe.formats.lossless.record import EXPERTS_AS_LOSSLESS
 from greenroom.moe.formats.registry import shipped
 from greenroom.moe.formats.stored_matrix import Shipped
 from greenroom.moe.kernels.expert_products import PRODUCTS, are_compiled
@@ -63,7 +63,7 @@ def kept_format(
             )
         if computed_in is not torch.bfloat16:
             raise InvalidConfig("experts_as", experts_as, f"it keeps bfloat16, and these experts are {computed_in}")
-        return LOSSLESS_PLANES if _is_for_planes() else LOSSLESS
+        return LOSSLESS_PLANES if products != "torch" and device == "cpu" and _is_for_planes() else LOSSLESS
     if experts_as == "expanded" or found.format is PLAIN_FORMAT:
         return PLAIN_FORMAT
     computed = computed_in is torch.bfloat16 and products != "torch" and device == "cpu"

@@ -126,7 +126,7 @@ class GroupedExpert(NamedTuple):
 
 
 class LosslessExpert(NamedTuple):
-    """SwiGLU experts whose matrices are kept as ``moe/formats/lossless.py`` has them, or as ``lossless_planes.py`` has,
+    """SwiGLU experts whose matrices are kept as ``moe/formats/lossless/codes.py`` has them, or ``planes.py``,
     and the width between both."""
 
     planes: bool
@@ -393,8 +393,8 @@ class NativeRows:
         planes: bool,
         joined: bool,
     ) -> int:
-        """Write the codes and exponents of ``numbers[outputs, inputs]``, as in ``moe/formats/lossless.py``, or as in
-        ``lossless_planes.py``. ``joined``: the matrix is gates, then as many ups.
+        """Write the codes and exponents of ``numbers[outputs, inputs]``, as in ``moe/formats/lossless/codes.py``, or
+        as in ``planes.py`` beside it. ``joined``: the matrix is gates, then as many ups.
 
         ``exponents`` are zeros before. Returns how many weights have an exponent that the table lacks. If they are more
         than ``room``, what was written is of no use. On the calling thread.

@@ -1,15 +1,15 @@
-"""bf16 in 0.72 of its bytes without losing a bit, for processors that expand bytes (AVX512_VBMI2).
+"""bf16 in 0.72 of its bytes without losing a bit, for processors that expand bytes and multiply bf16.
 
-As ``lossless.py``, with three bits of exponent. A matrix's seven commonest exponents are those of all but about 2.3 %
+As ``codes.py``, with three bits of exponent. A matrix's seven commonest exponents are those of all but about 2.3 %
 of its weights. The eighth place, all three bits, stands for the others. They are a byte each, in the order of the
 codes, so none has to say where it belongs: the processor puts them there by the bits of the places.
 
 A record has two tensors of each matrix, laid out for the compiled products (``native/lossless_planes.inc``):
 
 - ``codes[panels, units, 2, 88]``: panels and halves as ``panels.py`` has them. A unit is four inputs. Of each half it
-  has 64 bytes of sign and mantissa, then three planes of 64 bits, little-endian: bit i of a plane is one of the place of
-  weight i, the lowest bit first. Weight ``16 q + 8 w + 2 n + b`` is that of output ``4 q + n`` and input ``2 w + b``.
-  Outputs and inputs that are missing at the end have the table's first exponent.
+  has 64 bytes of sign and mantissa, then three planes of 64 bits, little-endian: bit i of a plane is one of the place
+  of weight i, the lowest bit first. Weight ``16 q + 8 w + 2 n + b`` is that of output ``4 q + n`` and input
+  ``2 w + b``. Outputs and inputs that are missing at the end have the table's first exponent.
 - ``exponents[lines, 64]``: 16 bytes of table, of which the first seven are used. Then 32-bit numbers, little-endian:
   for each panel where its list begins. Then the lists, a byte an exponent, and a line that may be read beyond them.
 """
@@ -20,7 +20,7 @@ from typing import Final
 
 import torch
 
-from greenroom.moe.formats.lossless_format import AT_ONCE, LINE, PLACES, LosslessFormat, bits_of
+from greenroom.moe.formats.lossless.record import AT_ONCE, LINE, PLACES, LosslessFormat, bits_of
 from greenroom.moe.formats.panels import HALF, PANEL, panels_of, rows_of
 
 _INPUTS, _PLANE_BYTES, _PLANES = 4, 8, 3
@@ -28,7 +28,8 @@ _WEIGHTS = HALF * _INPUTS
 _BLOCK = _WEIGHTS + _PLANES * _PLANE_BYTES
 
 _ONE_OF: Final = 18
-"""There is room for one listed weight of so many, 2.8 % of bf16's bytes. The worst trained matrix needs half of it."""
+"""There is room for one listed weight of so many, 2.8 % of bf16's bytes. In the bundled model's worst expert one in 33
+is listed."""
 _SPARE: Final = 64
 """Room beside: of a small matrix a larger share may be rare by chance."""
 

@@ -24,7 +24,7 @@ from typing import Final
 
 import torch
 
-from greenroom.moe.formats.lossless_format import AT_ONCE, LINE, PLACES, LosslessFormat, bits_of
+from greenroom.moe.formats.lossless.record import AT_ONCE, LINE, PLACES, LosslessFormat, bits_of
 
 _BLOCK, _STRIP = 64, 8
 
