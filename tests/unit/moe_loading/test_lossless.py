@@ -256,6 +256,8 @@ def test_it_is_said_what_they_take(instructions: str | None, own: LosslessFormat
     try:
         own = own or (LOSSLESS_PLANES if native.is_for_planes else LOSSLESS)
         assert kept_format(checkpoint, experts_as="lossless") is own
+        for elsewhere in ({"device": "cuda"}, {"products": "torch"}):
+            assert kept_format(checkpoint, experts_as="lossless", **elsewhere) is LOSSLESS
         kept, plain = (summarise(checkpoint, experts_as=asked) for asked in ("lossless", "auto"))
     finally:
         native.use(before)
