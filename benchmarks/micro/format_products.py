@@ -38,9 +38,11 @@ from greenroom.moe.formats.int4.record import Int4
 from greenroom.moe.formats.int8 import INT8
 from greenroom.moe.formats.k_quants import Q4_K, Q6_K
 from greenroom.moe.formats.k_quants import SUPER as K_QUANT
-from greenroom.moe.formats.lossless import LOSSLESS
+from greenroom.moe.formats.lossless.codes import LOSSLESS
+from greenroom.moe.formats.lossless.planes import LOSSLESS_PLANES
+from greenroom.moe.formats.lossless.record import LosslessFormat
 from greenroom.moe.formats.mxfp4 import MXFP4
-from greenroom.moe.native.rows import ClampedGate, GroupedExpert, NativeRows, native_rows
+from greenroom.moe.native.rows import ClampedGate, GroupedExpert, LosslessExpert, NativeRows, native_rows
 
 ROWS: Final = (1, 2, 4, 8, 32, 128)
 MEMORY: Final = 128 * MIB
@@ -171,10 +173,12 @@ def grouped_arms(
     }
 
 
-def lossless_arms(native: NativeRows, hidden: int, inner: int, memory: int) -> dict[str, Arm]:
+def lossless_arms(
+    native: NativeRows, expert_format: LosslessFormat, hidden: int, inner: int, memory: int
+) -> dict[str, Arm]:
     """SwiGLU experts of normal noise: its exponents are about as many as a trained expert's, with as few rare ones."""
     layer = swiglu_layer(hidden, inner)
-    layout = LOSSLESS.record(layer)
+    layout = expert_format.record(layer)
     generator = torch.Generator().manual_seed(0)
     stored: list[ExpertWeights] = []
     numbers: list[ExpertWeights] = []
@@ -187,14 +191,15 @@ def lossless_arms(native: NativeRows, hidden: int, inner: int, memory: int) -> d
         parts = [
             part
             for tensor, one in zip(layer.tensors, own, strict=True)
-            for part in LOSSLESS.encode(tensor, one).values()
+            for part in expert_format.encode(tensor, one).values()
         ]
         for view, part in zip(record, parts, strict=True):
             view.copy_(part)
         stored.append(record)
         numbers.append(own)
+    products = partial(native.lossless_experts, LosslessExpert(expert_format.planes, inner))
     return {
-        LOSSLESS.name: Arm(native.lossless_experts, stored, layout.weight_bytes),
+        expert_format.name: Arm(products, stored, layout.weight_bytes),
         PLAIN: Arm(native.experts, numbers, sum(tensor.nbytes for tensor in numbers[0])),
     }
 
@@ -213,7 +218,8 @@ GPT_OSS, RANDOM = "2880x2880", "1024x3584"
 
 FORMATS: Final = {
     MXFP4.name: Kind(partial(clamped_arms, expert_format=MXFP4), GPT_OSS, 32),
-    LOSSLESS.name: Kind(lossless_arms, RANDOM, 2),
+    LOSSLESS.name: Kind(partial(lossless_arms, expert_format=LOSSLESS), RANDOM, 2),
+    LOSSLESS_PLANES.name: Kind(partial(lossless_arms, expert_format=LOSSLESS_PLANES), RANDOM, 2),
     FP8_BLOCKS.name: Kind(partial(grouped_arms, expert_format=FP8_BLOCKS, stored_as=_fp8), RANDOM, 32),
     FP8_ROWS.name: Kind(partial(grouped_arms, expert_format=FP8_ROWS, stored_as=_fp8), RANDOM, 32),
     INT8.name: Kind(partial(grouped_arms, expert_format=INT8, stored_as=_int8), RANDOM, 32),

@@ -159,7 +159,7 @@ def _linear(
 
 def _experts(
     call: Call, weights: int, starts: int, count: int, hidden: int, inner: int, x: int, tokens: int, scales: int,
-    out: int, add: bool, *rest: Any, mxfp4: bool = False, lossless: bool = False,
+    out: int, add: bool, *rest: Any, mxfp4: bool = False,
 ) -> list[Any]:  # fmt: skip
     sizes = [2 * inner * hidden, hidden * inner]
     if len(rest) > 1:  # with alpha and limit: gpt-oss's, with biases
@@ -168,10 +168,7 @@ def _experts(
         sizes = [
             part for size, bias in zip(sizes[::2], sizes[1::2], strict=True) for part in (size // 4, size // 64, bias)
         ]
-    unit = 2
-    if lossless:
-        sizes, unit = _lossless_bytes(hidden, inner), 1
-    return _routed(call, sizes, weights, starts, count, hidden, inner, x, tokens, scales, out, add, *rest, unit=unit)
+    return _routed(call, sizes, weights, starts, count, hidden, inner, x, tokens, scales, out, add, *rest)
 
 
 def _grouped_experts(
@@ -223,36 +220,79 @@ def _routed(
     ]
 
 
-def _lossless_bytes(hidden: int, inner: int) -> list[int]:
-    from greenroom.moe.formats.lossless import lines  # which asks for the library: late, since that is replaced
+def _lossless_experts(
+    call: Call, kind: int, weights: int, starts: int, count: int, hidden: int, inner: int, *rest: Any
+) -> list[Any]:
+    sizes = _lossless_sizes(kind, hidden, inner)
+    return [kind, *_routed(call, sizes, weights, starts, count, hidden, inner, *rest, unit=1)]
 
-    shapes = (2 * inner, hidden), (hidden, inner)
-    return [part for shape in shapes for part in (shape[0] * shape[1] // 2 * 3, 64 * lines(*shape))]
+
+def _lossless_sizes(kind: int, hidden: int, inner: int) -> list[int]:
+    """Of an expert's tensors, in bytes."""
+    return [
+        *_lossless_matrix(kind, 2 * inner, hidden, joined=True),
+        *_lossless_matrix(kind, hidden, inner, joined=False),
+    ]
+
+
+def _lossless_matrix(kind: int, outputs: int, inputs: int, *, joined: bool) -> tuple[int, int]:
+    """Of a matrix's codes and its exponents, in bytes."""
+    from greenroom.moe.formats.lossless.codes import (
+        LOSSLESS,  # which asks for the library: late, since that is replaced
+    )
+    from greenroom.moe.formats.lossless.planes import LOSSLESS_PLANES
+    from greenroom.moe.formats.lossless.record import LINE
+
+    kept = LOSSLESS_PLANES if kind else LOSSLESS
+    codes = int(np.prod(kept.codes_shape(outputs, inputs, joined=joined)))
+    return codes, LINE * kept.lines(outputs, inputs, joined=joined)
 
 
 def _lossless_encode(
-    call: Call, numbers: int, outputs: int, inputs: int, room: int, codes: int, exponents: int
+    call: Call, kind: int, joined: bool, numbers: int, outputs: int, inputs: int, room: int, codes: int, exponents: int
 ) -> list[Any]:
-    from greenroom.moe.formats.lossless import lines
-
-    there = call.of(codes, outputs, inputs // 2 * 3, size=1), call.of(exponents, 64, lines(outputs, inputs), size=1)
-    return [call.of(numbers, outputs, inputs), outputs, inputs, room, *there]
+    sizes = _lossless_matrix(kind, outputs, inputs, joined=joined)
+    there = [call.of(at, size, size=1) for at, size in zip((codes, exponents), sizes, strict=True)]
+    return [kind, joined, call.of(numbers, outputs, inputs), outputs, inputs, room, *there]
 
 
 def _lossless_numbers(
-    call: Call, codes: int, exponents: int, outputs: int, inputs: int, into: int, threads: int
+    call: Call, kind: int, joined: bool, codes: int, exponents: int, outputs: int, inputs: int, into: int, threads: int
 ) -> list[Any]:
-    from greenroom.moe.formats.lossless import lines
+    sizes = _lossless_matrix(kind, outputs, inputs, joined=joined)
+    there = [call.of(at, size, size=1) for at, size in zip((codes, exponents), sizes, strict=True)]
+    return [kind, joined, *there, outputs, inputs, call.of(into, outputs, inputs), threads]
 
-    there = call.of(codes, outputs, inputs // 2 * 3, size=1), call.of(exponents, 64, lines(outputs, inputs), size=1)
-    return [*there, outputs, inputs, call.of(into, outputs, inputs), threads]
+
+def _all_lossless_experts(
+    call: Call, kind: int, weights: int, count: int, picks: int, scales: int, rows: int, k: int, hidden: int,
+    inner: int, *rest: int,
+) -> list[Any]:  # fmt: skip
+    sizes = _lossless_sizes(kind, hidden, inner)
+    return [kind, *_all(call, sizes, weights, count, picks, scales, rows, k, hidden, inner, *rest)]
 
 
 def _all_experts(
-    call: Call, weights: int, count: int, picks: int, scales: int, rows: int, k: int, hidden: int, inner: int,
-    x: int, stream: int, threads: int, *, lossless: bool = False,
+    call: Call,
+    weights: int,
+    count: int,
+    picks: int,
+    scales: int,
+    rows: int,
+    k: int,
+    hidden: int,
+    inner: int,
+    *rest: int,
+) -> list[Any]:
+    sizes = [4 * inner * hidden, 2 * hidden * inner]
+    return _all(call, sizes, weights, count, picks, scales, rows, k, hidden, inner, *rest)
+
+
+def _all(
+    call: Call, sizes: list[int], weights: int, count: int, picks: int, scales: int, rows: int, k: int, hidden: int,
+    inner: int, x: int, stream: int, threads: int,
 ) -> list[Any]:  # fmt: skip
-    sizes = _lossless_bytes(hidden, inner) if lossless else [4 * inner * hidden, 2 * hidden * inner]
+    """``sizes``: of an expert's tensors, in bytes."""
     addresses = words_at(weights, len(sizes) * count).tolist()
     there = [call.of(at, size, size=1) for at, size in zip(addresses, sizes * count, strict=True)]
     return [
@@ -361,11 +401,11 @@ _ARGUMENTS: Final[dict[str, Callable[..., list[Any]]]] = {
     "greenroom_clamped_experts": _experts,
     "greenroom_mxfp4_experts": partial(_experts, mxfp4=True),
     "greenroom_grouped_experts": _grouped_experts,
-    "greenroom_lossless_experts": partial(_experts, lossless=True),
+    "greenroom_lossless_experts": _lossless_experts,
     "greenroom_lossless_encode": _lossless_encode,
     "greenroom_lossless_numbers": _lossless_numbers,
     "greenroom_all_experts": _all_experts,
-    "greenroom_all_lossless_experts": partial(_all_experts, lossless=True),
+    "greenroom_all_lossless_experts": _all_lossless_experts,
     "greenroom_add_rows": _add_rows,
     "greenroom_route": _route,
     "greenroom_route_confined": _route,

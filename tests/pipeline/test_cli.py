@@ -19,6 +19,7 @@ from greenroom.experts.pack.pack_file import PackFile
 from greenroom.moe.loading.checkpoint import resolve
 from greenroom.moe.loading.kept_format import kept_format
 from greenroom.moe.loading.load_model import load
+from greenroom.moe.native.rows import native_rows
 from greenroom.worker.model import model_runtime
 from greenroom.worker.model.memory_needs import dense_bytes
 from tests.compiled import native as native
@@ -92,11 +93,12 @@ def test_quantised_experts_are_said_and_packed_as_they_are_kept(run: Run, tmp_pa
 @pytest.mark.usefixtures("native")
 def test_lossless_experts_are_said_and_packed_so(run: Run, tmp_path: Path) -> None:
     folder = str(save_random("mixtral", tmp_path / "m", dtype=torch.bfloat16, hidden_size=256, intermediate_size=512))
-    assert ", as lossless (--experts-as)" in run("info", folder, "--experts-as", "lossless")[0]
+    kept = "lossless-planes" if native_rows().is_for_planes else "lossless"
+    assert f", as {kept} (--experts-as)" in run("info", folder, "--experts-as", "lossless")[0]
     facts = json.loads(run("info", folder, "--experts-as", "lossless", "--json")[0])
     packed = Path(run("pack", folder, "--experts-as", "lossless", "--verify")[0].strip())
     with contextlib.closing(PackFile.open(packed)) as pack:
-        assert (*pack.manifest.formats, facts["expert_format"]) == ("lossless", "lossless")
+        assert (*pack.manifest.formats, facts["expert_format"]) == (kept, kept)
         assert facts["expert_bytes"] == pack.manifest.layers[0].layout.nbytes
     assert facts["expert_bytes"] <= 0.77 * 3 * 256 * 512 * 2
     quantised = str(save_mxfp4(tmp_path / "q"))

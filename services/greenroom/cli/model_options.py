@@ -36,8 +36,8 @@ experts_as_option = click.option(
     default="auto",
     show_default=True,
     help="Experts in packs and memory. Quantised ones: stored (as the checkpoint has them), expanded (to --dtype), or "
-    "auto (as stored where the compiled products take them so). In bfloat16: lossless (three quarters of the bytes, "
-    "the same numbers), else as they are.",
+    "auto (as stored where the compiled products take them so). In bfloat16: lossless (three quarters of the bytes "
+    "or less, the same numbers), else as they are.",
 )
 
 device_option = click.option(

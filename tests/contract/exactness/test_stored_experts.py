@@ -1,5 +1,5 @@
-"""Experts in MXFP4, or in lossless codes, give the logits of the same experts in bf16, to the bit, at any budget and
-policy."""
+"""Experts in MXFP4, or in lossless codes or planes, give the logits of the same experts in bf16, to the bit, at any
+budget and policy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from greenroom.experts.pack.pack_file import PackFile
 from greenroom.moe.formats.expert_format import PLAIN_FORMAT, ExpertFormat
-from greenroom.moe.formats.lossless import LOSSLESS
+from greenroom.moe.formats.lossless.codes import LOSSLESS
+from greenroom.moe.formats.lossless.planes import LOSSLESS_PLANES
 from greenroom.moe.formats.mxfp4 import MXFP4
 from greenroom.moe.formats.registry import format_named
 from greenroom.moe.forward.ragged_model import RaggedModel
@@ -54,6 +55,7 @@ def _bf16_without_room(folder: Path) -> Path:
 CHECKPOINTS: dict[str, tuple[Callable[[Path], Path], ExpertFormat, tuple[str, ...]]] = {
     "mxfp4": (_mxfp4, MXFP4, ("mxfp4",)),
     "lossless": (_bf16, LOSSLESS, ("lossless",)),
+    "lossless planes": (_bf16, LOSSLESS_PLANES, ("lossless-planes",)),
     "partly lossless": (_bf16_without_room, LOSSLESS, ("lossless", "plain")),
 }
 """A checkpoint, what its experts are kept as, and the formats of its layers."""
@@ -128,7 +130,7 @@ def test_records_are_smaller_than_the_expanded_ones(stored: Models) -> None:
     own, expanded = (stored.get(kept, TORCH).pack.manifest for kept in (stored.kept, PLAIN_FORMAT))
     assert own.dtype == expanded.dtype == "bfloat16"
     weights = [manifest.layers[0].layout.weight_bytes for manifest in (own, expanded)]
-    least, most = (3.4, 16 / 4.25) if stored.kept is MXFP4 else (1.25, 16 / 12)
+    least, most = (3.4, 16 / 4.25) if stored.kept is MXFP4 else (1.25, 16 / 11)
     assert least < weights[1] / weights[0] < most
 
 

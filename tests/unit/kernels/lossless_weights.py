@@ -1,13 +1,19 @@
-"""Matrices of bf16 with some rare exponents, and as a lossless record has them."""
+"""Matrices of bf16 with some rare exponents, and as lossless records have them."""
 
 from __future__ import annotations
+
+from typing import Final
 
 import numpy as np
 import torch
 
 from greenroom.experts.pack.layout import ExpertWeights
 from greenroom.moe.architecture.moe_layers import ExpertTensor, MoeLayer
-from greenroom.moe.formats.lossless import LOSSLESS
+from greenroom.moe.formats.lossless.codes import LOSSLESS
+from greenroom.moe.formats.lossless.planes import LOSSLESS_PLANES
+from greenroom.moe.formats.lossless.record import LosslessFormat
+
+LOSSLESS_FORMATS: Final = {one.name: one for one in (LOSSLESS, LOSSLESS_PLANES)}
 
 
 def matrix(seed: int, outputs: int, inputs: int, rare: int = 8, *, finite: bool = True) -> torch.Tensor:
@@ -22,13 +28,16 @@ def matrix(seed: int, outputs: int, inputs: int, rare: int = 8, *, finite: bool 
     return numbers
 
 
-def codes_of(numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    codes, exponents = LOSSLESS.encode(ExpertTensor("w", tuple(numbers.shape), torch.bfloat16), numbers).values()
+def codes_of(kept: LosslessFormat, numbers: torch.Tensor, *, joined: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """``joined``: the matrix is gates, then as many ups."""
+    name = "gate_up_proj" if joined else "down_proj"
+    codes, exponents = kept.encode(ExpertTensor(name, tuple(numbers.shape), torch.bfloat16), numbers).values()
     return codes, exponents
 
 
-def lossless_record(numbers: ExpertWeights) -> ExpertWeights:
-    return tuple(part for own in numbers for part in codes_of(own))
+def lossless_record(kept: LosslessFormat, numbers: ExpertWeights) -> ExpertWeights:
+    up, down = numbers
+    return *codes_of(kept, up, joined=True), *codes_of(kept, down)
 
 
 def swiglu_layer(hidden: int, inner: int, dtype: torch.dtype = torch.bfloat16) -> MoeLayer:

@@ -18,12 +18,17 @@ from greenroom.moe.formats.int4.awq import awq
 from greenroom.moe.formats.int4.gptq import gptq
 from greenroom.moe.formats.int8 import INT8
 from greenroom.moe.formats.k_quants import Q4_K, Q6_K
-from greenroom.moe.formats.lossless import LOSSLESS
+from greenroom.moe.formats.lossless.codes import LOSSLESS
+from greenroom.moe.formats.lossless.planes import LOSSLESS_PLANES
 from greenroom.moe.formats.mxfp4 import MXFP4
 from greenroom.moe.formats.stored_matrix import NotServed, Shipped
 
 FORMATS: Final[dict[str, ExpertFormat]] = {
-    one.name: one for one in (PLAIN_FORMAT, MXFP4, LOSSLESS, INT8, FP8_BLOCKS, FP8_ROWS, Q4_K, Q6_K, *GGUF_PAIRS)
+    one.name: one
+    for one in (
+        *(PLAIN_FORMAT, MXFP4, LOSSLESS, LOSSLESS_PLANES, INT8, FP8_BLOCKS, FP8_ROWS, Q4_K, Q6_K),
+        *GGUF_PAIRS,
+    )
 }
 
 _BY_METHOD: Final[dict[str, Callable[[Mapping[str, Any]], Shipped]]] = {

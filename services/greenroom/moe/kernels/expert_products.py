@@ -19,7 +19,7 @@ from greenroom.core.errors import InvalidConfig
 from greenroom.experts.pack.layout import PLAIN, ExpertWeights
 from greenroom.moe.formats.expert_format import PLAIN_FORMAT, ExpertFormat
 from greenroom.moe.formats.grouped_format import GroupedFormat
-from greenroom.moe.formats.lossless import LOSSLESS
+from greenroom.moe.formats.lossless.record import LosslessFormat
 from greenroom.moe.formats.mxfp4 import MXFP4
 from greenroom.moe.kernels.device_copies import to_device
 from greenroom.moe.kernels.router_products import use_native_linear
@@ -29,6 +29,7 @@ from greenroom.moe.native.rows import (
     ClampedGate,
     GroupedExpert,
     Lasting,
+    LosslessExpert,
     NativeRows,
     RowLimits,
     native_rows,
@@ -214,8 +215,8 @@ def _plain_swiglu(native: NativeRows, experts: Any) -> Products:
     return native.experts
 
 
-def _lossless_swiglu(native: NativeRows, experts: Any) -> Products:
-    return native.lossless_experts
+def _lossless_swiglu(of: LosslessFormat, native: NativeRows, experts: Any) -> Products:
+    return partial(native.lossless_experts, LosslessExpert(of.planes, int(experts.intermediate_dim)))
 
 
 def _plain_clamped(native: NativeRows, experts: Any) -> Products:
@@ -238,12 +239,11 @@ def _grouped_swiglu(of: GroupedFormat, native: NativeRows, experts: Any) -> Prod
 
 _COMPILED: Final[dict[tuple[str, str], Callable[[NativeRows, Any], Products]]] = {
     (SWIGLU, PLAIN): _plain_swiglu,
-    (SWIGLU, LOSSLESS.name): _lossless_swiglu,
     (CLAMPED, PLAIN): _plain_clamped,
     (CLAMPED, MXFP4.name): _mxfp4_clamped,
 }
 """The compiled products by kind of experts and format of their records, of an experts module of transformers. Those of
-a ``GroupedFormat`` are made of what it says."""
+a ``GroupedFormat`` and of a ``LosslessFormat`` are made of what it says."""
 
 
 def kind_of(experts: Any) -> str | None:
@@ -255,7 +255,7 @@ def kind_of(experts: Any) -> str | None:
 
 def are_compiled(experts: Any, expert_format: ExpertFormat) -> bool:
     """Whether there are compiled products of this experts module of transformers, of records of this format."""
-    if isinstance(expert_format, GroupedFormat):
+    if isinstance(expert_format, GroupedFormat | LosslessFormat):
         return kind_of(experts) == SWIGLU
     return (kind_of(experts), expert_format.name) in _COMPILED
 
@@ -266,6 +266,8 @@ def products_of(native: NativeRows, experts: Any, expert_format: ExpertFormat) -
         return None
     if isinstance(expert_format, GroupedFormat):
         return _grouped_swiglu(expert_format, native, experts)
+    if isinstance(expert_format, LosslessFormat):
+        return _lossless_swiglu(expert_format, native, experts)
     return _COMPILED[kind_of(experts) or "", expert_format.name](native, experts)
 
 
@@ -273,10 +275,11 @@ def all_products_of(native: NativeRows, products: Products | None) -> AllProduct
     """Those that belong to a layer's ``products``, None being the default of ``NativeSum``. None: there are none."""
     if products is None or products == native.experts:
         return native.all_experts
-    if products == native.lossless_experts:
-        return native.all_lossless_experts
-    if isinstance(products, partial) and products.func == native.grouped_experts:
-        return partial(native.all_grouped_experts, *products.args)
+    if isinstance(products, partial):
+        if products.func == native.grouped_experts:
+            return partial(native.all_grouped_experts, *products.args)
+        if products.func == native.lossless_experts:
+            return partial(native.all_lossless_experts, *products.args)
     return None
 
 

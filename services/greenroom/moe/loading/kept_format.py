@@ -11,7 +11,9 @@ from greenroom.core.errors import InvalidConfig
 from greenroom.moe.architecture.moe_layers import blueprint, experts_modules
 from greenroom.moe.formats.expert_format import PLAIN_FORMAT, ExpertFormat
 from greenroom.moe.formats.grouped_format import GroupedFormat
-from greenroom.moe.formats.lossless import LOSSLESS
+from greenroom.moe.formats.lossless.codes import LOSSLESS
+from greenroom.moe.formats.lossless.planes import LOSSLESS_PLANES
+from greenroom.moe.formats.lossless.record import EXPERTS_AS_LOSSLESS
 from greenroom.moe.formats.registry import shipped
 from greenroom.moe.formats.stored_matrix import Shipped
 from greenroom.moe.kernels.expert_products import PRODUCTS, are_compiled
@@ -21,7 +23,7 @@ from greenroom.moe.loading.packing import resolve_dtype
 from greenroom.moe.native.library import NativeUnavailable
 from greenroom.moe.native.rows import native_rows
 
-EXPERTS_AS: Final = ("auto", "stored", "expanded", "lossless")
+EXPERTS_AS: Final = ("auto", "stored", "expanded", EXPERTS_AS_LOSSLESS)
 
 
 def kept_format(
@@ -36,8 +38,8 @@ def kept_format(
 
     ``experts_as``: "stored" keeps them as the checkpoint has them, "expanded" makes numbers of them. "auto" keeps them
     where compiled products take them so; torch's would have to expand an expert each time that it is used. "lossless"
-    keeps numbers of bf16 in three quarters of their bytes. ``products`` and ``device`` (its type): what it will be
-    computed by.
+    keeps numbers of bf16 in three quarters of their bytes, or in 0.72 where that is faster here. ``products``
+    and ``device`` (its type): what it will be computed by.
 
     Raises InvalidConfig for a name that is not in EXPERTS_AS or PRODUCTS, for a dtype that experts can not have, for
     "stored" where there is no record for them as they are, and for "lossless" where they are quantised or are not
@@ -54,14 +56,14 @@ def kept_format(
             raise InvalidConfig("experts_as", experts_as, f"{found.why_expanded}; allowed: auto, expanded")
         return found.format
     computed_in = resolve_dtype(checkpoint, dtype)
-    if experts_as == LOSSLESS.name:
+    if experts_as == EXPERTS_AS_LOSSLESS:
         if found.format is not PLAIN_FORMAT or found.why_expanded:
             raise InvalidConfig(
                 "experts_as", experts_as, f"these experts are quantised ({found.format.name}): use stored"
             )
         if computed_in is not torch.bfloat16:
             raise InvalidConfig("experts_as", experts_as, f"it keeps bfloat16, and these experts are {computed_in}")
-        return LOSSLESS
+        return LOSSLESS_PLANES if products != "torch" and device == "cpu" and _is_for_planes() else LOSSLESS
     if experts_as == "expanded" or found.format is PLAIN_FORMAT:
         return PLAIN_FORMAT
     computed = computed_in is torch.bfloat16 and products != "torch" and device == "cpu"
@@ -88,6 +90,13 @@ def _share_orders(checkpoint: Checkpoint) -> bool:
                 if not all(torch.equal(first, other) for other in others):
                     return False
     return True
+
+
+def _is_for_planes() -> bool:
+    try:
+        return native_rows().is_for_planes
+    except NativeUnavailable:
+        return False
 
 
 def _compiled() -> bool:

@@ -91,11 +91,20 @@ struct GroupedKernels {
   void (*output)(const Expert &, const Rows &, size_t begin, size_t end);
 };
 
-// A matrix of lossless codes (lossless_products.inc), and where its bf16 numbers go to.
+// A matrix of lossless codes (lossless_products.inc) or planes (lossless_planes.inc), and where its bf16 numbers go to.
 struct LosslessNumbers {
   const uint8_t *codes, *exponents;
   size_t outputs, inputs;
+  bool joined;
   uint8_t *into;
+};
+
+// Of one of the two. `neurons` and `columns`: grains of a thread's share.
+struct LosslessKernels {
+  void (*hidden)(const Expert &, const Rows &, Rows &, size_t begin, size_t end);
+  void (*output)(const Expert &, const Rows &, size_t begin, size_t end);
+  void (*numbers)(const LosslessNumbers &, size_t begin, size_t end);
+  size_t neurons, columns;
 };
 
 // Rows and weights of floats, products of floats.
@@ -162,12 +171,17 @@ constexpr size_t QUERIES_TOGETHER = 32, SCORES_TOGETHER = 1 << 18;
 #define BEGIN_AVX512 _Pragma("clang attribute push(__attribute__((target(\"avx512f,avx512bw\"))), apply_to=function)")
 #define BEGIN_AVX512BF16 \
   _Pragma("clang attribute push(__attribute__((target(\"avx512f,avx512bw,avx512vl,avx512bf16\"))), apply_to=function)")
+#define BEGIN_AVX512BF16_VBMI2 \
+  _Pragma("clang attribute push(__attribute__((target(\"avx512f,avx512bw,avx512vl,avx512bf16,avx512vbmi2,popcnt\"))), apply_to=function)")
 #define BEGIN_AVX2 _Pragma("clang attribute push(__attribute__((target(\"avx2,fma,f16c\"))), apply_to=function)")
 #define END_TARGET _Pragma("clang attribute pop")
 #else
 #define BEGIN_AVX512 _Pragma("GCC push_options") _Pragma("GCC target(\"avx512f,avx512bw,prefer-vector-width=512\")")
 #define BEGIN_AVX512BF16 \
   _Pragma("GCC push_options") _Pragma("GCC target(\"avx512f,avx512bw,avx512vl,avx512bf16,prefer-vector-width=512\")")
+#define BEGIN_AVX512BF16_VBMI2 \
+  _Pragma("GCC push_options") \
+  _Pragma("GCC target(\"avx512f,avx512bw,avx512vl,avx512bf16,avx512vbmi2,popcnt,prefer-vector-width=512\")")
 #define BEGIN_AVX2 _Pragma("GCC push_options") _Pragma("GCC target(\"avx2,fma,f16c\")")
 #define END_TARGET _Pragma("GCC pop_options")
 #endif
@@ -180,9 +194,17 @@ constexpr int LANES = 16;
 constexpr bool PAIRS = true;
 #define MULTIPLIES_PAIRS 1
 #include "rows_kernel.inc"
-#undef MULTIPLIES_PAIRS
 }
 END_TARGET
+
+BEGIN_AVX512BF16_VBMI2
+namespace avx512bf16::expanding {
+#define EXPANDS_BYTES 1
+#include "lossless_planes.inc"
+#undef EXPANDS_BYTES
+}
+END_TARGET
+#undef MULTIPLIES_PAIRS
 #endif
 
 BEGIN_AVX512
@@ -251,9 +273,7 @@ struct Kernels {
   void (*mxfp4_hidden)(const Expert &, const Rows &, Rows &, size_t begin, size_t end);
   void (*mxfp4_output)(const Expert &, const Rows &, size_t begin, size_t end);
   const GroupedKernels *grouped;  // without a name behind the last one
-  void (*lossless_hidden)(const Expert &, const Rows &, Rows &, size_t begin, size_t end);
-  void (*lossless_output)(const Expert &, const Rows &, size_t begin, size_t end);
-  void (*lossless_numbers)(const LosslessNumbers &, size_t begin, size_t end);
+  LosslessKernels lossless[2];  // of codes, of planes
   void (*linear)(const Linear &, const Rows &, size_t begin, size_t end);
   void (*linear_floats)(const LinearFloats &, size_t begin, size_t end);
   void (*norm)(const Norm &, size_t begin, size_t end);
@@ -261,13 +281,17 @@ struct Kernels {
   int lanes;
   bool pairs;               // it multiplies bf16
   size_t columns, neurons;  // grains of a thread's share, so that threads get whole tiles
+  bool for_planes = false;  // they are faster than codes
 };
+
+#define CODES(of) \
+  { of::lossless_hidden_part, of::lossless_output_part, of::lossless_numbers_part, of::NEURON_GRAIN, of::COLUMN_GRAIN }
+#define PLANES(of) { of::planes_hidden_part, of::planes_output_part, of::planes_numbers_part, PLANES_HALF, 2 * PLANES_HALF }
 
 #define KERNELS(of) \
   { #of, of::hidden_part, of::output_part, of::clamped_hidden_part, of::clamped_output_part, of::mxfp4_hidden_part, \
-    of::mxfp4_output_part, of::GROUPED, of::lossless_hidden_part, of::lossless_output_part, of::lossless_numbers_part, \
-    of::linear_part, of::linear_floats_part, of::norm_part, of::attention_part, of::LANES, of::PAIRS, of::COLUMN_GRAIN, \
-    of::NEURON_GRAIN }
+    of::mxfp4_output_part, of::GROUPED, {CODES(of), PLANES(of)}, of::linear_part, of::linear_floats_part, of::norm_part, \
+    of::attention_part, of::LANES, of::PAIRS, of::COLUMN_GRAIN, of::NEURON_GRAIN }
 
 // Whether the processor multiplies bf16 itself.
 bool multiplies_bf16() {
@@ -296,8 +320,13 @@ std::vector<Kernels> available() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
 #if HAS_AVX512BF16
-  if (__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl"))
+  if (__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")) {
     found.push_back(KERNELS(avx512bf16));
+    if (__builtin_cpu_supports("avx512vbmi2")) {
+      found.back().lossless[1] = PLANES(avx512bf16::expanding);
+      found.back().for_planes = true;
+    }
+  }
 #endif
   // Only Knights Landing and its like have the one without the other.
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")) found.push_back(KERNELS(avx512));
@@ -653,34 +682,40 @@ void greenroom_experts(const int64_t *weights, const int64_t *starts, int64_t co
   });
 }
 
-// As greenroom_experts, of lossless codes (lossless_products.inc), with the same results. weights[4 * e] and the following are the
-// addresses of the codes and the exponents of its gate and up projections, and of those of its down projection.
-void greenroom_lossless_experts(const int64_t *weights, const int64_t *starts, int64_t count, int64_t hidden, int64_t inner,
+// Whether greenroom_lossless_experts are faster of planes than of codes with this instruction set.
+int greenroom_is_for_planes() { return kernels.for_planes; }
+
+// As greenroom_experts, of lossless codes (kind 0: lossless_products.inc) or planes (kind 1: lossless_planes.inc), with the same
+// results. weights[4 * e] and the following are the addresses of the codes and the exponents of its gate and up projections, and of
+// those of its down projection.
+void greenroom_lossless_experts(int64_t kind, const int64_t *weights, const int64_t *starts, int64_t count, int64_t hidden, int64_t inner,
                                 const void *x, const int64_t *tokens, const float *scales, void *out, int add, unsigned threads) {
   Routed routed{starts, tokens, (size_t)count, (size_t)hidden, (size_t)inner, scales, (const uint16_t *)x, (uint16_t *)out, add != 0};
-  run_experts(routed, threads, kernels.lossless_hidden, kernels.neurons, kernels.lossless_output, hidden, kernels.columns,
-              [&](Expert &expert, size_t e) {
-                expert.up = (const uint32_t *)weights[4 * e];
-                expert.up_scales = (const uint8_t *)weights[4 * e + 1];
-                expert.down = (const uint32_t *)weights[4 * e + 2];
-                expert.down_scales = (const uint8_t *)weights[4 * e + 3];
-              });
-}
-
-// The lossless codes of a matrix numbers[outputs, inputs], bf16, and its exponents, which were zeroed and have room for so many
-// weights that the table lacks. Returns how many there are. If they are more, what was written means other numbers.
-int64_t greenroom_lossless_encode(const void *numbers, int64_t outputs, int64_t inputs, int64_t room, void *codes, void *exponents) {
-  return (int64_t)encode_matrix((const uint16_t *)numbers, outputs, inputs, room, (uint8_t *)codes, (uint8_t *)exponents);
-}
-
-// The numbers out[outputs, inputs], bf16, of a matrix of lossless codes.
-void greenroom_lossless_numbers(const void *codes, const void *exponents, int64_t outputs, int64_t inputs, void *out, unsigned threads) {
-  const LosslessNumbers job{(const uint8_t *)codes, (const uint8_t *)exponents, (size_t)outputs, (size_t)inputs, (uint8_t *)out};
-  // A few rows at a time: what the table lacks is put right while they are in the cache.
-  constexpr size_t few = 8;
-  spread(outputs, few, threads, [&](size_t begin, size_t end) {
-    for (size_t at = begin; at < end; at += few) kernels.lossless_numbers(job, at, std::min(at + few, end));
+  const LosslessKernels &own = kernels.lossless[kind];
+  run_experts(routed, threads, own.hidden, own.neurons, own.output, hidden, own.columns, [&](Expert &expert, size_t e) {
+    expert.up = (const uint32_t *)weights[4 * e];
+    expert.up_scales = (const uint8_t *)weights[4 * e + 1];
+    expert.down = (const uint32_t *)weights[4 * e + 2];
+    expert.down_scales = (const uint8_t *)weights[4 * e + 3];
   });
+}
+
+// The lossless codes or planes of a matrix numbers[outputs, inputs], bf16, and its exponents, which were zeroed and have room for so
+// many weights that the table lacks. `joined`: the matrix is gates, then as many ups. Returns how many there are. If they are more,
+// what was written means other numbers.
+int64_t greenroom_lossless_encode(int64_t kind, int joined, const void *numbers, int64_t outputs, int64_t inputs, int64_t room, void *codes,
+                                  void *exponents) {
+  const uint16_t *of = (const uint16_t *)numbers;
+  uint8_t *into = (uint8_t *)codes, *beside = (uint8_t *)exponents;
+  return (int64_t)(kind ? encode_planes(of, outputs, inputs, joined, room, into, beside) : encode_codes(of, outputs, inputs, room, into, beside));
+}
+
+// The numbers out[outputs, inputs], bf16, of a matrix of lossless codes or planes.
+void greenroom_lossless_numbers(int64_t kind, int joined, const void *codes, const void *exponents, int64_t outputs, int64_t inputs, void *out,
+                                unsigned threads) {
+  const LosslessNumbers job{(const uint8_t *)codes, (const uint8_t *)exponents, (size_t)outputs, (size_t)inputs, joined != 0, (uint8_t *)out};
+  spread(kind ? panels_of(outputs, joined) : outputs, kind ? 1 : CODE_STRIP, threads,
+         [&](size_t begin, size_t end) { kernels.lossless[kind].numbers(job, begin, end); });
 }
 
 // As greenroom_experts, of gpt-oss's: `down · ((up + 1) * gate * sigmoid(alpha * gate)) * scale`, with biases of both
@@ -741,10 +776,10 @@ int64_t greenroom_all_grouped_experts(const int64_t *formats, const int64_t *wei
 }
 
 // As greenroom_all_experts, with the weights of greenroom_lossless_experts.
-int64_t greenroom_all_lossless_experts(const int64_t *weights, int64_t count, const int64_t *picks, const float *scales, int64_t rows,
-                                       int64_t k, int64_t hidden, int64_t inner, const void *x, void *stream, unsigned threads) {
+int64_t greenroom_all_lossless_experts(int64_t kind, const int64_t *weights, int64_t count, const int64_t *picks, const float *scales,
+                                       int64_t rows, int64_t k, int64_t hidden, int64_t inner, const void *x, void *stream, unsigned threads) {
   auto compute = [&](const int64_t *used, const int64_t *starts, int64_t busy, const int64_t *tokens, const float *factors, void *out) {
-    greenroom_lossless_experts(used, starts, busy, hidden, inner, x, tokens, factors, out, 1, threads);
+    greenroom_lossless_experts(kind, used, starts, busy, hidden, inner, x, tokens, factors, out, 1, threads);
   };
   return run_all(weights, 4, count, picks, scales, rows, k, hidden, stream, compute);
 }

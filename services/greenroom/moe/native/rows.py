@@ -125,6 +125,14 @@ class GroupedExpert(NamedTuple):
     inner: int
 
 
+class LosslessExpert(NamedTuple):
+    """SwiGLU experts whose matrices are kept as ``moe/formats/lossless/codes.py`` has them, or ``planes.py``,
+    and the width between both."""
+
+    planes: bool
+    inner: int
+
+
 class NativeRows:
     """The library, and up to how many rows a model uses it.
 
@@ -172,12 +180,14 @@ class NativeRows:
         grouped.argtypes, grouped.restype = [ctypes.c_int64], ctypes.c_char_p
         self._grouped = {one.decode(): n for n, one in enumerate(iter(map(grouped, itertools.count()).__next__, None))}
         self._lossless_experts = library.greenroom_lossless_experts
-        self._lossless_experts.argtypes, self._lossless_experts.restype = self._experts.argtypes, None
+        self._lossless_experts.argtypes, self._lossless_experts.restype = [count, *self._experts.argtypes], None
         self._lossless_encode = library.greenroom_lossless_encode
-        self._lossless_encode.argtypes = [pointer, count, count, count, pointer, pointer]
+        self._lossless_encode.argtypes = [count, ctypes.c_int, pointer, count, count, count, pointer, pointer]
         self._lossless_encode.restype = count
         self._lossless_numbers = library.greenroom_lossless_numbers
-        self._lossless_numbers.argtypes = [pointer, pointer, count, count, pointer, ctypes.c_uint]
+        self._lossless_numbers.argtypes = [
+            *(count, ctypes.c_int, pointer, pointer, count, count, pointer, ctypes.c_uint),
+        ]
         self._lossless_numbers.restype = None
         self._all_experts = library.greenroom_all_experts
         self._all_experts.argtypes = [
@@ -189,7 +199,7 @@ class NativeRows:
         self._all_grouped_experts.argtypes = [pointer, *self._all_experts.argtypes]
         self._all_grouped_experts.restype = count
         self._all_lossless_experts = library.greenroom_all_lossless_experts
-        self._all_lossless_experts.argtypes = self._all_experts.argtypes
+        self._all_lossless_experts.argtypes = [count, *self._all_experts.argtypes]
         self._all_lossless_experts.restype = count
         self._add_rows = library.greenroom_add_rows
         self._add_rows.argtypes = [pointer, pointer, pointer, count, count]
@@ -244,6 +254,8 @@ class NativeRows:
         self.instruction_set = instruction_set
         self.attention_granularity: int = self._library.greenroom_attention_granularity()
         """The width of a head must be a multiple of this."""
+        self.is_for_planes = bool(self._library.greenroom_is_for_planes())
+        """Whether lossless planes are faster than lossless codes."""
 
     def for_a_model(self) -> NativeRows:
         """The same library with its own limits."""
@@ -331,6 +343,7 @@ class NativeRows:
 
     def lossless_experts(
         self,
+        expert: LosslessExpert,
         weights: Sequence[tuple[torch.Tensor, ...]],
         starts: Sequence[int] | NDArray[np.int64],
         rows: torch.Tensor,
@@ -343,13 +356,10 @@ class NativeRows:
     ) -> None:
         """As ``experts`` on the same weights in bf16, to the bit.
 
-        ``weights``: for each expert codes and exponents of ``up``, and of ``down``; laid out as in
-        ``moe/formats/lossless.py``.
+        ``weights``: for each expert codes and exponents of ``up``, and of ``down``.
         """
-        hidden, row = weights[0][2].shape
-        self._swiglu(
-            self._lossless_experts, hidden, row * 2 // 3, weights, starts, rows, tokens, scales, out, add, first
-        )
+        products = functools.partial(self._lossless_experts, int(expert.planes))
+        self._swiglu(products, rows.shape[1], expert.inner, weights, starts, rows, tokens, scales, out, add, first)
 
     def _swiglu(
         self,
@@ -373,22 +383,34 @@ class NativeRows:
             self._threads(3 * hidden * inner),
         )
 
-    def lossless_encode(self, numbers: torch.Tensor, room: int, codes: torch.Tensor, exponents: torch.Tensor) -> int:
-        """Write the codes and exponents of ``numbers[outputs, inputs]``, as in ``moe/formats/lossless.py``.
+    def lossless_encode(
+        self,
+        numbers: torch.Tensor,
+        room: int,
+        codes: torch.Tensor,
+        exponents: torch.Tensor,
+        *,
+        planes: bool,
+        joined: bool,
+    ) -> int:
+        """Write the codes and exponents of ``numbers[outputs, inputs]``, as in ``moe/formats/lossless/codes.py``, or
+        as in ``planes.py`` beside it. ``joined``: the matrix is gates, then as many ups.
 
         ``exponents`` are zeros before. Returns how many weights have an exponent that the table lacks. If they are more
         than ``room``, what was written is of no use. On the calling thread.
         """
         found: int = self._lossless_encode(
-            numbers.data_ptr(), *numbers.shape, room, codes.data_ptr(), exponents.data_ptr()
+            *(planes, joined, numbers.data_ptr(), *numbers.shape, room, codes.data_ptr(), exponents.data_ptr())
         )
         return found
 
-    def lossless_numbers(self, codes: torch.Tensor, exponents: torch.Tensor, into: torch.Tensor) -> None:
-        """Write the numbers of a matrix that is kept as in ``moe/formats/lossless.py`` to ``into[outputs, inputs]``."""
+    def lossless_numbers(
+        self, codes: torch.Tensor, exponents: torch.Tensor, into: torch.Tensor, *, planes: bool, joined: bool
+    ) -> None:
+        """Write the numbers of a matrix that is kept as ``lossless_encode`` does to ``into[outputs, inputs]``."""
         outputs, inputs = into.shape
         self._lossless_numbers(
-            *(codes.data_ptr(), exponents.data_ptr(), outputs, inputs, into.data_ptr()),
+            *(planes, joined, codes.data_ptr(), exponents.data_ptr(), outputs, inputs, into.data_ptr()),
             self._threads(outputs * inputs),
         )
 
@@ -519,6 +541,7 @@ class NativeRows:
 
     def all_lossless_experts(
         self,
+        expert: LosslessExpert,
         addresses: Lasting,
         inner: int,
         picks: torch.Tensor,
@@ -527,7 +550,8 @@ class NativeRows:
         stream: torch.Tensor,
     ) -> int:
         """As ``all_experts``, with the result of ``lossless_experts``. ``addresses[E, 4]``: of their four tensors."""
-        return self._all(self._all_lossless_experts, addresses, inner, picks, scales, rows, stream)
+        products = functools.partial(self._all_lossless_experts, int(expert.planes))
+        return self._all(products, addresses, inner, picks, scales, rows, stream)
 
     def _all(
         self,

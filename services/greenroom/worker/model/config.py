@@ -44,7 +44,7 @@ class WorkerConfig:
     - ``device``: ``cpu``, ``cuda`` or ``auto`` (a GPU where there is one).
     - ``experts_as``: quantised experts stay as ``stored`` in the checkpoint, or are ``expanded`` to ``dtype`` while
       they are packed. ``auto``: as stored where compiled products take them so. ``lossless``: experts in bf16 take
-      three quarters of their bytes.
+      three quarters of their bytes or less.
     - ``products``: the compiled matrix products (``native``), those of ``torch``, or ``auto``.
     - ``compiled_rows``: up to how many rows the compiled products are used: ``measure``, ``auto`` (measured where the
       processor multiplies bf16 itself, else all), or fixed, ``8`` or ``PRODUCT,DECODE,PROMPT``.
