@@ -187,6 +187,11 @@ def _iq4_xs(blocks: torch.Tensor) -> torch.Tensor:
     return scales[:, :, None] * torch.tensor(_IQ4_LEVELS, dtype=torch.float32)[codes.int()]
 
 
+def mxfp4_codes(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """``uint8[blocks, 32]`` (E2M1), and their scale ``uint8[blocks, 1]`` (E8M0)."""
+    return _nibbles(blocks, 1), blocks[:, :1]
+
+
 def _mxfp4(blocks: torch.Tensor) -> torch.Tensor:
     levels = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12])
     exponents = blocks[:, :1].int()
