@@ -50,8 +50,12 @@ def _half(blocks: torch.Tensor, at: int) -> torch.Tensor:
 def _fields(data: torch.Tensor, width: int, bits: int) -> torch.Tensor:
     """All numbers of ``bits`` bits, those of ``width`` bytes after those of the same bytes' next lower bits: uint8
     ``[blocks, bytes / width, 8 / bits, width]``."""
-    shifts = torch.arange(0, 8, bits, dtype=torch.uint8).view(1, 1, -1, 1)
-    return (data.reshape(len(data), -1, 1, width) >> shifts) & ((1 << bits) - 1)
+    # Eight bytes at a time where there are as many: what the shift brings from others is masked.
+    together, item = (8, torch.int64) if width % 8 == 0 else (1, torch.uint8)
+    several = data.reshape(len(data), -1, width).contiguous().view(item)
+    mask = sum(((1 << bits) - 1) << 8 * place for place in range(together))
+    fields = [several >> shift & mask for shift in range(0, 8, bits)]
+    return torch.stack(fields, dim=2).view(torch.uint8)
 
 
 def _bits(data: torch.Tensor) -> torch.Tensor:

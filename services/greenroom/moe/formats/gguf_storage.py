@@ -35,17 +35,19 @@ from greenroom.moe.formats.mxfp4 import MXFP4
 
 @dataclass(frozen=True, slots=True)
 class _Type:
-    """``split``: what the ``record``'s format takes, of blocks ``uint8[blocks, bytes]``. ``finite``: whether all
-    numbers of what ``split`` gives are surely some that bfloat16 and float32 have."""
+    """Of blocks ``uint8[blocks, bytes]``, ``split``: what the ``record``'s format takes. ``finite``: whether all their
+    numbers are surely some that bfloat16 and float32 have."""
 
     record: MatrixFormat
     split: Callable[[torch.Tensor], Sequence[torch.Tensor]]
-    finite: Callable[[Sequence[torch.Tensor]], bool]
+    finite: Callable[[torch.Tensor], bool]
 
 
-def _halves(*factors: int) -> Callable[[Sequence[torch.Tensor]], bool]:
-    """All numbers are products of such a factor of half precision and small integers."""
-    return lambda split: all(bool(torch.isfinite(split[factor]).all()) for factor in factors)
+def _halves(*places: int) -> Callable[[torch.Tensor], bool]:
+    """All numbers are products of factors of half precision, which lie at these bytes, and small integers."""
+    return lambda blocks: all(
+        bool(torch.isfinite(blocks[:, place : place + 2].view(torch.float16)).all()) for place in places
+    )
 
 
 _SAFE_EXPONENT: Final = 252
@@ -53,10 +55,10 @@ _SAFE_EXPONENT: Final = 252
 
 
 _TYPES: Final[Mapping[str, _Type]] = {
-    "Q8_0": _Type(INT8, q8_0_codes, _halves(1)),
-    "Q4_K": _Type(Q4_K, q4_k_codes, _halves(1, 3)),
-    "Q6_K": _Type(Q6_K, q6_k_codes, _halves(1)),
-    "MXFP4": _Type(FP4, mxfp4_codes, lambda split: int(split[1].max()) <= _SAFE_EXPONENT),
+    "Q8_0": _Type(INT8, q8_0_codes, _halves(0)),
+    "Q4_K": _Type(Q4_K, q4_k_codes, _halves(0, 2)),
+    "Q6_K": _Type(Q6_K, q6_k_codes, _halves(208)),
+    "MXFP4": _Type(FP4, mxfp4_codes, lambda blocks: int(blocks[:, 0].max()) <= _SAFE_EXPONENT),
 }
 
 GGUF_PAIRS: Final = tuple(GroupedPair(*pair) for pair in permutations((one.record for one in _TYPES.values()), 2))
@@ -87,7 +89,7 @@ class GgufMatrices:
         return
 
     def check(self, parts: Sequence[torch.Tensor], dtype: torch.dtype) -> None:
-        if dtype is torch.float16 or not self._type.finite(self._type.split(self._blocks(parts))):
+        if dtype is torch.float16 or not self._type.finite(self._blocks(parts)):
             _check_numbers(self, parts, dtype)
 
     def codes(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
