@@ -32,6 +32,7 @@ from greenroom.core.units import MIB
 from greenroom.experts.pack.layout import PLAIN, ExpertWeights
 from greenroom.moe.architecture.moe_layers import ExpertTensor, MoeLayer
 from greenroom.moe.formats.expert_format import ExpertFormat
+from greenroom.moe.formats.fp4 import FP4
 from greenroom.moe.formats.fp8 import FP8_BLOCKS, FP8_ROWS
 from greenroom.moe.formats.grouped_format import GroupedFormat
 from greenroom.moe.formats.int4.record import Int4
@@ -125,6 +126,11 @@ def _fp8(noise: torch.Tensor, group: int, generator: torch.Generator) -> tuple[t
 def _int8(noise: torch.Tensor, group: int, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
     codes = (noise * 30).clamp_(-127, 127).to(torch.int8).view(torch.uint8)
     return codes, _scales(noise, group, generator).half()
+
+
+def _fp4(noise: torch.Tensor, group: int, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
+    codes = (noise * 4 + 8).clamp_(0, 15).to(torch.uint8)
+    return codes, torch.full((len(codes), -(-codes.shape[1] // group)), 120, dtype=torch.uint8)
 
 
 def _q4_k(noise: torch.Tensor, group: int, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
@@ -222,6 +228,7 @@ FORMATS: Final = {
     LOSSLESS_PLANES.name: Kind(partial(lossless_arms, expert_format=LOSSLESS_PLANES), RANDOM, 2),
     FP8_BLOCKS.name: Kind(partial(grouped_arms, expert_format=FP8_BLOCKS, stored_as=_fp8), RANDOM, 32),
     FP8_ROWS.name: Kind(partial(grouped_arms, expert_format=FP8_ROWS, stored_as=_fp8), RANDOM, 32),
+    FP4.name: Kind(partial(grouped_arms, expert_format=FP4, stored_as=_fp4), RANDOM, 32),
     INT8.name: Kind(partial(grouped_arms, expert_format=INT8, stored_as=_int8), RANDOM, 32),
     Q4_K.name: Kind(partial(grouped_arms, expert_format=Q4_K, stored_as=_q4_k), RANDOM, K_QUANT),
     Q6_K.name: Kind(partial(grouped_arms, expert_format=Q6_K, stored_as=_q6_k), RANDOM, K_QUANT),

@@ -20,7 +20,8 @@ from benchmarks.harness.children.cgroups import remove_stale, why_not
 from benchmarks.harness.children.greenroom_child import parse_policy
 from benchmarks.harness.children.processes import exit_on_sigterm
 from benchmarks.harness.disk import ReadAhead
-from benchmarks.harness.inputs.checkpoints import RandomMixtral, random_mixtral, widened
+from benchmarks.harness.inputs.checkpoints import widened
+from benchmarks.harness.inputs.gguf_models import GGUF_KINDS, random_gguf, small_or_large_mixtral
 from benchmarks.harness.machine import describe_machine
 from benchmarks.harness.reporting.progress import progress
 from benchmarks.harness.reporting.results import write_result
@@ -33,7 +34,11 @@ from benchmarks.peers.tables import print_aims, print_memory, print_table
 from greenroom.checkpoints.pack_cache import default_cache_dir
 from greenroom.core.errors import InvalidConfig
 
-MODELS = ("random", "widened")
+PLAIN = ("random", "widened")
+"""Checkpoints in bf16."""
+GGUF = tuple(f"random_{kind}" for kind in GGUF_KINDS)
+"""One GGUF file for both engines."""
+MODELS = (*PLAIN, *GGUF)
 LEAST_AGREEMENT = 0.5
 """Rounding alone moves a random model's near ties: with bf16 activations it agrees with itself in fp32 three times in
 four. Wrong weights agree as seldom as chance has it.
@@ -48,6 +53,7 @@ Examples:
   make bench-peers
   python -m benchmarks.peers --quick
   python -m benchmarks.peers --model widened --policy look-ahead:layers=2 --rounds 5
+  python -m benchmarks.peers --model random_q4_k_m
 """
 
 
@@ -85,7 +91,7 @@ def main(
     cache = default_cache_dir()
     read_ahead = ReadAhead(cache)
     print(_conditions(read_ahead, threads))
-    with progress(runs_of(len(subjects), effort), "bench-peers") as bar:
+    with progress(runs_of(subjects, effort), "bench-peers") as bar:
         measurement = Measurement(
             greenroom(), llama_cpp(peer_python), effort, policy=policy, expert_memory=expert_memory, threads=threads,
             cgroups=no_cgroup is None, read_ahead=read_ahead, bar=bar,
@@ -103,7 +109,8 @@ def main(
             print(f"  {subject.name}, {sequences} at once: {told}")
     print_table(rows)
     print_memory(rows)
-    found = summary(rows, models)
+    found = summary(rows, [name for name in models if name in PLAIN])
+    found |= {f"gguf_{key}": value for key, value in summary(rows, [name for name in models if name in GGUF]).items()}
     print_aims(found)
     agreed = agreements(subjects)
     for name, share in agreed.items():
@@ -150,9 +157,9 @@ def _subject(name: str, effort: Effort, quick: bool) -> Subject:
         return Subject(
             name, checkpoint, conversations(checkpoint, 8, prompt_tokens=effort.prompt_tokens, tokens=tokens)
         )
-    small = RandomMixtral(layers=2, hidden=256, intermediate=896, heads=4, kv_heads=4)
-    checkpoint = random_mixtral(small if quick else None)
-    return Subject(name, checkpoint, random_tokens(checkpoint, 8, prompt_tokens=effort.prompt_tokens, tokens=tokens))
+    plain = small_or_large_mixtral(quick)
+    checkpoint = plain if name == "random" else random_gguf(name.removeprefix("random_"), quick)
+    return Subject(name, checkpoint, random_tokens(plain, 8, prompt_tokens=effort.prompt_tokens, tokens=tokens))
 
 
 def _conditions(read_ahead: ReadAhead, threads: int) -> str:

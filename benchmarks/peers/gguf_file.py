@@ -23,6 +23,7 @@ from tqdm import tqdm
 from greenroom.checkpoints.pack_cache import default_cache_dir
 from greenroom.core.errors import UnknownName, UnsupportedModel
 from greenroom.core.files import synchronise
+from greenroom.gguf.header import read_header
 
 DTYPES = ("bf16", "f16")
 _VERSION = 1  # raised when the same checkpoint is to give another file
@@ -152,6 +153,11 @@ def ensure(checkpoint: Path, dtype: str, *, progress: bool = True) -> Path:
     if not path.exists():
         write(checkpoint, path, dtype, progress=progress)
     return path
+
+
+def expert_bytes(path: Path) -> int:
+    """Of all experts' matrices in a GGUF file."""
+    return sum(tensor.nbytes for name, tensor in read_header(path).tensors.items() if "_exps." in name)
 
 
 def write(checkpoint: Path, path: Path, dtype: str, *, progress: bool = True) -> None:

@@ -10,14 +10,18 @@ from typing import Any, TypeVar
 READ_AHEADS_KIB = (128, 512, 2048)
 """Tried beside the device's own where memory is short: llama.cpp reads what is missing by page faults."""
 
+AS_STORED = "as stored"
+"""The ``dtype`` of a GGUF file that is there."""
+
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class LlamaSettings:
-    """``dtype``: of the matrices (bfloat16 to float16 loses nothing but what is below 6e-8). ``load_mode``: mmap, or
-    none: read into memory of its own. ``flash_attention``: -1 lets llama.cpp decide. ``unified_kv``: one KV buffer for
-    all sequences. ``read_ahead_kib``: of the block device while it runs, None: as it is.
+    """``dtype``: of the matrices (bfloat16 to float16 loses nothing but what is below 6e-8), or ``AS_STORED``.
+    ``load_mode``: mmap, or none: read into memory of its own. ``flash_attention``: -1 lets llama.cpp decide.
+    ``unified_kv``: one KV buffer for all sequences. ``read_ahead_kib``: of the block device while it runs, None: as it
+    is.
     """
 
     dtype: str = "bf16"
@@ -44,10 +48,10 @@ class LlamaSettings:
         return f"{self.dtype}, load {self.load_mode}, {self.threads} threads, flash attention {flash}, {kv}{ahead}"
 
 
-def first_trials(threads: int) -> list[LlamaSettings]:
+def first_trials(threads: int, dtypes: Sequence[str]) -> list[LlamaSettings]:
     """How the weights lie: their dtype, and mapped or in memory of its own."""
     start = LlamaSettings(threads=threads)
-    return [replace(start, dtype=dtype, load_mode=mode) for dtype in ("bf16", "f16") for mode in ("mmap", "none")]
+    return [replace(start, dtype=dtype, load_mode=mode) for dtype in dtypes for mode in ("mmap", "none")]
 
 
 def second_trials(best: LlamaSettings, sequences: int) -> list[LlamaSettings]:

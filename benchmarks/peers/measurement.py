@@ -20,6 +20,7 @@ from benchmarks.peers import gguf_file
 from benchmarks.peers.arms import Answer, Arm
 from benchmarks.peers.batch import Batch
 from benchmarks.peers.llama_settings import (
+    AS_STORED,
     LlamaSettings,
     best_of,
     first_trials,
@@ -56,7 +57,8 @@ class Effort:
 
 @dataclass
 class Subject:
-    """A model under measurement. ``stream``: the eight sequences that are forced on every arm."""
+    """A model under measurement: the folder of a checkpoint in bf16, of which GGUF files are made for the peer, or the
+    GGUF file that both read. ``stream``: the eight sequences that are forced on every arm."""
 
     name: str
     checkpoint: Path
@@ -69,13 +71,19 @@ class Subject:
     """What greenroom announces at a third."""
     greedy: dict[tuple[str, int], tuple[tuple[int, ...], ...]] = field(default_factory=dict)
 
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """What the peer's file may have its matrices in."""
+        return (AS_STORED,) if self.checkpoint.suffix == ".gguf" else gguf_file.DTYPES
+
     def gguf(self, dtype: str) -> Path:
-        return gguf_file.ensure(self.checkpoint, dtype)
+        return self.checkpoint if dtype == AS_STORED else gguf_file.ensure(self.checkpoint, dtype)
 
     @property
     def dense_bytes(self) -> int:
         """Of the GGUF file all but the experts."""
-        return self.gguf("bf16").stat().st_size - int(self.plan["expert_bytes"]) * int(self.plan["experts"])
+        path = self.gguf(self.dtypes[0])
+        return path.stat().st_size - gguf_file.expert_bytes(path)
 
     def peer_limit(self, sequences: int) -> int | None:
         """A cgroup size that gives llama.cpp the same bytes for experts as greenroom, beside all else that it needs."""
@@ -105,8 +113,8 @@ class Measurement:
     def prepare(self, subject: Subject) -> None:
         """Choose llama.cpp's settings by trials, and learn what both take beside the experts. Raises nothing."""
         self._learn_plan(subject)
-        start = LlamaSettings(threads=self.threads)
-        firsts = first_trials(self.threads) if self.effort.tune else [start]
+        start = LlamaSettings(dtype=subject.dtypes[0], threads=self.threads)
+        firsts = first_trials(self.threads, subject.dtypes) if self.effort.tune else [start]
         rates = self._try(subject, RESIDENT, firsts, (1, 8))
         for sequences in (1, 8):
             best = best_of(rates[sequences]) or start
@@ -312,7 +320,12 @@ def agreements(subjects: Sequence[Subject]) -> dict[str, float]:
     return found
 
 
-def runs_of(subjects: int, effort: Effort) -> int:
+def runs_of(subjects: Sequence[Subject], effort: Effort) -> int:
     """How many runs there will be at most, for the progress bar."""
-    trials = effort.trials * (len(first_trials(2)) + sum(len(second_trials(LlamaSettings(), n)) for n in (1, 8))) + 16
-    return subjects * (1 + (trials if effort.tune else effort.trials + 2) + 10 * effort.rounds)
+    return sum(_runs_of(subject, effort) for subject in subjects)
+
+
+def _runs_of(subject: Subject, effort: Effort) -> int:
+    more = sum(len(second_trials(LlamaSettings(), n)) for n in (1, 8))
+    trials = effort.trials * (len(first_trials(2, subject.dtypes)) + more) + 16
+    return 1 + (trials if effort.tune else effort.trials + 2) + 10 * effort.rounds

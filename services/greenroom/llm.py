@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import sys
 import uuid
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from types import TracebackType
@@ -61,7 +62,7 @@ class LLM:
     model's folder that the policy predicts by are taken up where the settings name none.
 
     Not to be used from several threads at once. Close it, or use it as a context manager: that stops its threads and
-    remembers which experts were resident.
+    remembers which experts were resident. Else it is closed with the last reference to it, or when the interpreter ends.
     """
 
     def __init__(self, model: str | None = None, *, config: WorkerConfig | None = None, **settings: Any) -> None:
@@ -75,6 +76,8 @@ class LLM:
         elif model is not None or settings:
             raise InvalidConfig("config", "...", "give either a config, or a model and settings")
         self.worker = ModelRuntime(config)
+        # At the interpreter's exit too: a thread that computes while it ends would abort the process.
+        self._close = weakref.finalize(self, self.worker.close)
         self._numbers = itertools.count()
         self._name = uuid.uuid4().hex
 
@@ -121,7 +124,7 @@ class LLM:
         return self.generate([self._encode(text, special=False) for text in texts], sampling, progress=progress)
 
     def close(self) -> None:
-        self.worker.close()
+        self._close()
 
     def __enter__(self) -> Self:
         return self

@@ -50,8 +50,12 @@ def _half(blocks: torch.Tensor, at: int) -> torch.Tensor:
 def _fields(data: torch.Tensor, width: int, bits: int) -> torch.Tensor:
     """All numbers of ``bits`` bits, those of ``width`` bytes after those of the same bytes' next lower bits: uint8
     ``[blocks, bytes / width, 8 / bits, width]``."""
-    shifts = torch.arange(0, 8, bits, dtype=torch.uint8).view(1, 1, -1, 1)
-    return (data.reshape(len(data), -1, 1, width) >> shifts) & ((1 << bits) - 1)
+    # Eight bytes at a time where there are as many: what the shift brings from others is masked.
+    together, item = (8, torch.int64) if width % 8 == 0 else (1, torch.uint8)
+    several = data.reshape(len(data), -1, width).contiguous().view(item)
+    mask = sum(((1 << bits) - 1) << 8 * place for place in range(together))
+    fields = [several >> shift & mask for shift in range(0, 8, bits)]
+    return torch.stack(fields, dim=2).view(torch.uint8)
 
 
 def _bits(data: torch.Tensor) -> torch.Tensor:
@@ -185,6 +189,11 @@ def _iq4_xs(blocks: torch.Tensor) -> torch.Tensor:
     scales = _half(blocks, 0) * ((low | high << 4).float() - 32)
     codes = _fields(blocks[:, 8:], 16, 4).view(-1, 8, 32)
     return scales[:, :, None] * torch.tensor(_IQ4_LEVELS, dtype=torch.float32)[codes.int()]
+
+
+def mxfp4_codes(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """``uint8[blocks, 32]`` (E2M1), and their scale ``uint8[blocks, 1]`` (E8M0)."""
+    return _nibbles(blocks, 1), blocks[:, :1]
 
 
 def _mxfp4(blocks: torch.Tensor) -> torch.Tensor:

@@ -33,9 +33,12 @@ KINDS = {
     "Q8_0": lambda name: Kind.Q8_0,
     "Q4_K": lambda name: Kind.Q4_K,
     "Q6_K": lambda name: Kind.Q6_K,
+    "MXFP4": lambda name: Kind.MXFP4 if "_exps." in name else Kind.Q8_0,
     "Q4_K_M": lambda name: Kind.Q6_K if name in ("blk.0.ffn_down_exps.weight", "output.weight") else Kind.Q4_K,
 }
-FORMATS = {"Q8_0": {"int8"}, "Q4_K": {"q4_k"}, "Q6_K": {"q6_k"}, "Q4_K_M": {"q4_k", "q4_k-q6_k"}}
+FORMATS = {
+    "Q8_0": {"int8"}, "Q4_K": {"q4_k"}, "Q6_K": {"q6_k"}, "MXFP4": {"fp4"}, "Q4_K_M": {"q4_k", "q4_k-q6_k"},
+}  # fmt: skip
 NATIVE, TORCH = "native", "torch"
 WIDTHS: dict[str, Any] = {
     "hidden_size": 256, "moe_intermediate_size": 256, "head_dim": 64, "num_hidden_layers": 3,

@@ -10,6 +10,7 @@ import torch
 
 from greenroom.experts.pack.layout import ExpertWeights
 from greenroom.moe.architecture.moe_layers import ExpertTensor, MoeLayer
+from greenroom.moe.formats.fp4 import FP4
 from greenroom.moe.formats.fp8 import BLOCK, FP8_BLOCKS, FP8_ROWS
 from greenroom.moe.formats.gguf_storage import GGUF_PAIRS
 from greenroom.moe.formats.grouped_format import GroupedFormat, is_joined
@@ -52,6 +53,15 @@ def _int8(tensor: ExpertTensor, generator: torch.Generator, whole: bool) -> tupl
     codes = torch.randint(-most - 1 + whole, most + 1, (outputs, inputs), generator=generator).to(torch.int8)
     scales = _scales((outputs, -(-inputs // 32)), generator, whole) * (1.0 if whole else 0.004)
     return codes.view(torch.uint8), scales.half()
+
+
+def _fp4(tensor: ExpertTensor, generator: torch.Generator, whole: bool) -> tuple[torch.Tensor, ...]:
+    outputs, inputs = tensor.shape
+    integers = torch.tensor([0, 2, 4, 5, 6, 8, 10, 12, 13, 14], dtype=torch.uint8)
+    drawn = torch.randint(0, len(integers) if whole else 16, (outputs, inputs), generator=generator)
+    low, high = (126, 129) if whole else (117, 121)
+    scales = torch.randint(low, high, (outputs, -(-inputs // 32)), generator=generator)
+    return integers[drawn] if whole else drawn.to(torch.uint8), scales.to(torch.uint8)
 
 
 def _fp8_codes(outputs: int, inputs: int, generator: torch.Generator, whole: bool) -> torch.Tensor:
@@ -125,7 +135,7 @@ def _int4(kept: Int4) -> Sample:
 def _let_gates_pass(kept: GroupedFormat, stored: tuple[torch.Tensor, ...], inner: int) -> None:
     """Every gate is 128 for rows whose first number is 32: silu leaves it as it is."""
     codes, scales, *others = stored
-    scales[:inner] = 1
+    scales[:inner] = 127 if kept.name.startswith(FP4.name) else 1
     if not isinstance(kept, Int4):
         zero, four = _ZERO_AND_FOUR.get(kept.name.split("-")[0], (0, 0x48))
         codes[:inner] = zero
@@ -153,6 +163,7 @@ INT4: Final = {
 
 _ALONE: Final[dict[str, tuple[GroupedFormat, Sample]]] = {
     INT8.name: (INT8, _int8),
+    FP4.name: (FP4, _fp4),
     FP8_BLOCKS.name: (FP8_BLOCKS, _fp8_blocks),
     FP8_ROWS.name: (FP8_ROWS, _fp8_rows),
     Q4_K.name: (Q4_K, _q4_k),
@@ -170,7 +181,7 @@ SAMPLES: Final[dict[str, tuple[GroupedFormat, Sample]]] = {
     **{pair.name: (pair, _pair(*(_ALONE[one][1] for one in pair.name.split("-")))) for pair in GGUF_PAIRS},
 }
 
-_ZERO_AND_FOUR: Final = {INT8.name: (0, 4), Q4_K.name: (0, 4), Q6_K.name: (32, 36)}
+_ZERO_AND_FOUR: Final = {INT8.name: (0, 4), FP4.name: (0, 6), Q4_K.name: (0, 4), Q6_K.name: (32, 36)}
 """The codes of these numbers; those of the others are E4M3's."""
 
 

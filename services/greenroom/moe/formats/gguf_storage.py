@@ -13,12 +13,20 @@ from typing import Final
 
 import torch
 
-from greenroom.checkpoints.gguf_blocks import NotFinite, numbers_of, q4_k_codes, q6_k_codes, q8_0_codes
+from greenroom.checkpoints.gguf_blocks import (
+    NotFinite,
+    mxfp4_codes,
+    numbers_of,
+    q4_k_codes,
+    q6_k_codes,
+    q8_0_codes,
+)
 from greenroom.checkpoints.safetensors_headers import StoredTensor
 from greenroom.experts.pack.layout import ExpertWeights, RecordLayout
 from greenroom.gguf.block_types import BlockType
 from greenroom.moe.architecture.moe_layers import ExpertTensor, MoeLayer
 from greenroom.moe.formats.expert_format import PLAIN_FORMAT, BadCodes, ExpertFormat
+from greenroom.moe.formats.fp4 import FP4
 from greenroom.moe.formats.grouped_format import GroupedPair, MatrixFormat
 from greenroom.moe.formats.int8 import INT8
 from greenroom.moe.formats.k_quants import Q4_K, Q6_K
@@ -27,21 +35,33 @@ from greenroom.moe.formats.mxfp4 import MXFP4
 
 @dataclass(frozen=True, slots=True)
 class _Type:
-    """``split``: what the ``record``'s format takes, of blocks ``uint8[blocks, bytes]``. ``factors``: which of it may
-    be no number."""
+    """Of blocks ``uint8[blocks, bytes]``, ``split``: what the ``record``'s format takes. ``finite``: whether all their
+    numbers are surely some that bfloat16 and float32 have."""
 
     record: MatrixFormat
     split: Callable[[torch.Tensor], Sequence[torch.Tensor]]
-    factors: tuple[int, ...]
+    finite: Callable[[torch.Tensor], bool]
+
+
+def _halves(*places: int) -> Callable[[torch.Tensor], bool]:
+    """All numbers are products of factors of half precision, which lie at these bytes, and small integers."""
+    return lambda blocks: all(
+        bool(torch.isfinite(blocks[:, place : place + 2].view(torch.float16)).all()) for place in places
+    )
+
+
+_SAFE_EXPONENT: Final = 252
+"""Of E8M0: with it bfloat16 has all of E2M1's numbers, with the next one all but the largest."""
 
 
 _TYPES: Final[Mapping[str, _Type]] = {
-    "Q8_0": _Type(INT8, q8_0_codes, (1,)),
-    "Q4_K": _Type(Q4_K, q4_k_codes, (1, 3)),
-    "Q6_K": _Type(Q6_K, q6_k_codes, (1,)),
+    "Q8_0": _Type(INT8, q8_0_codes, _halves(0)),
+    "Q4_K": _Type(Q4_K, q4_k_codes, _halves(0, 2)),
+    "Q6_K": _Type(Q6_K, q6_k_codes, _halves(208)),
+    "MXFP4": _Type(FP4, mxfp4_codes, lambda blocks: int(blocks[:, 0].max()) <= _SAFE_EXPONENT),
 }
 
-GGUF_PAIRS: Final = tuple(GroupedPair(*pair) for pair in permutations((INT8, Q4_K, Q6_K), 2))
+GGUF_PAIRS: Final = tuple(GroupedPair(*pair) for pair in permutations((one.record for one in _TYPES.values()), 2))
 
 _BY_TYPES: Final[dict[tuple[str, str], ExpertFormat]] = {
     (first, second): own.record if first == second else next(
@@ -69,16 +89,8 @@ class GgufMatrices:
         return
 
     def check(self, parts: Sequence[torch.Tensor], dtype: torch.dtype) -> None:
-        """All numbers are products of a factor of half precision and small integers, so bfloat16 and float32 have
-        them."""
-        split = self._type.split(self._blocks(parts))
-        if not all(bool(torch.isfinite(split[factor]).all()) for factor in self._type.factors):
-            raise BadCodes(0, "has a scale that is no number")
-        if dtype is torch.float16:
-            try:
-                self.numbers(parts, dtype)
-            except NotFinite as error:
-                raise BadCodes(0, str(error)) from error
+        if dtype is torch.float16 or not self._type.finite(self._blocks(parts)):
+            _check_numbers(self, parts, dtype)
 
     def codes(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         rows = parts[0].shape[-2]
@@ -105,10 +117,7 @@ class GgufMxfp4(GgufMatrices):
         self._block = block
 
     def check(self, parts: Sequence[torch.Tensor], dtype: torch.dtype) -> None:
-        try:
-            self.numbers(parts, dtype)
-        except NotFinite as error:
-            raise BadCodes(0, str(error)) from error
+        _check_numbers(self, parts, dtype)
 
     def codes(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         blocks = self._blocks(parts)
@@ -122,9 +131,16 @@ class GgufMxfp4(GgufMatrices):
         return [torch.stack(list(parts), dim=1).flatten(0, 1) for parts in zip(*codes, strict=True)]
 
 
-def storage_of(block: BlockType) -> GgufMatrices:
-    """How a matrix of these blocks is stored, whose records stay codes."""
-    return GgufMxfp4(block) if block.name == "MXFP4" else GgufMatrices(block)
+def _check_numbers(storage: GgufMatrices, parts: Sequence[torch.Tensor], dtype: torch.dtype) -> None:
+    try:
+        storage.numbers(parts, dtype)
+    except NotFinite as error:
+        raise BadCodes(0, str(error)) from error
+
+
+def storage_of(block: BlockType, kept: ExpertFormat) -> GgufMatrices:
+    """How a matrix of these blocks is stored, whose records are ``kept`` as codes."""
+    return GgufMxfp4(block) if kept is MXFP4 else GgufMatrices(block)
 
 
 class LayerFormats:

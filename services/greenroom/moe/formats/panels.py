@@ -81,14 +81,19 @@ def bit_codes(codes: torch.Tensor, bits: int, *, joined: bool) -> torch.Tensor:
     A row of a unit is 16 lanes of 32 bits, little-endian, a lane for one output of each half. From the lowest bits on
     it has an input of the left half, the same one of the right half, the next input of both, and so on.
     """
-    units, together = units_of(codes.shape[1]), 16 // bits
-    halves = halves_of(_whole_units(codes), joined=joined)
-    lanes = halves.view(-1, 2, HALF, units, UNIT // together, together).permute(0, 3, 4, 2, 5, 1)
-    several = lanes.reshape(-1, units, 4 * bits * PANEL, 8 // bits)
-    packed = several[..., 0].clone()
-    for place in range(1, 8 // bits):
-        packed |= several[..., place] << bits * place
-    return packed
+    units = units_of(codes.shape[1])
+    # Eight inputs at a time, the first one lowest; both halves of an input are neighbours in its byte.
+    eights = halves_of(_whole_units(codes), joined=joined).view(torch.int64)
+    both = eights[:, 0] | eights[:, 1] << bits
+    width = 2 * bits
+    for apart in (8, 16, 32):  # from there on the next ones follow, and are moved beside the ones before
+        if width < apart:
+            both |= both >> apart - width
+            both &= sum(((1 << 2 * width) - 1) << place for place in range(0, 63, 2 * apart))
+        width *= 2
+    own = both.view(torch.uint8).view(-1, HALF, units, UNIT // 8, 8)[..., : 2 * bits]
+    lanes = own.reshape(-1, HALF, units, 8 * bits).view(torch.int32)
+    return lanes.permute(0, 2, 3, 1).contiguous().view(torch.uint8).view(-1, units, 4 * bits * PANEL)
 
 
 def rows_of_bits(packed: torch.Tensor, bits: int, outputs: int, inputs: int, *, joined: bool) -> torch.Tensor:

@@ -11,6 +11,7 @@ from greenroom.checkpoints.safetensors_headers import StoredTensor
 from greenroom.core.errors import UnknownName
 from greenroom.moe.formats.compressed_tensors import compressed_tensors
 from greenroom.moe.formats.expert_format import PLAIN_FORMAT, ExpertFormat
+from greenroom.moe.formats.fp4 import FP4
 from greenroom.moe.formats.fp8 import FP8_BLOCKS, FP8_ROWS
 from greenroom.moe.formats.fp8_storage import fine_grained_fp8
 from greenroom.moe.formats.gguf_storage import GGUF_PAIRS
@@ -26,7 +27,7 @@ from greenroom.moe.formats.stored_matrix import NotServed, Shipped
 FORMATS: Final[dict[str, ExpertFormat]] = {
     one.name: one
     for one in (
-        *(PLAIN_FORMAT, MXFP4, LOSSLESS, LOSSLESS_PLANES, INT8, FP8_BLOCKS, FP8_ROWS, Q4_K, Q6_K),
+        *(PLAIN_FORMAT, MXFP4, LOSSLESS, LOSSLESS_PLANES, INT8, FP4, FP8_BLOCKS, FP8_ROWS, Q4_K, Q6_K),
         *GGUF_PAIRS,
     )
 }

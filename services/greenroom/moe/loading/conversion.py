@@ -396,7 +396,7 @@ class ExpertPlan:
             sources = patterns if converter is None else converter.source_patterns
             feeds = tuple(found[pattern, part] for pattern in sources for part in storage.parts)
         if blocks is not None:
-            coded, storage = made, storage_of(blocks)
+            coded, storage = made, storage_of(blocks, self.format_of(layer.name))
             if converter is not None:
                 order = converter.source_patterns.index
                 feeds = tuple(sorted(feeds, key=lambda feed: order(feed.pattern)))

@@ -14,10 +14,12 @@ from benchmarks.harness.disk import ReadAhead
 from benchmarks.peers import gguf_file
 from benchmarks.peers.arms import Answer, Arm
 from benchmarks.peers.batch import Batch
+from benchmarks.peers.llama_settings import AS_STORED
 from benchmarks.peers.measurement import AMPLE_BYTES, Effort, Measurement, Subject, agreements, runs_of
 from benchmarks.peers.results import GREENROOM, LLAMA, RESIDENT, SAME_TOTAL, THIRD, summary
 
 FILE_BYTES = 1000
+EXPERT_BYTES = 900
 PLAN = {"announced": 5000, "announced_base": 4000, "expert_budget": 300, "expert_bytes": 100, "experts": 9}
 EFFORT = Effort(
     rounds=2,
@@ -80,6 +82,7 @@ def subject(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Subject:
         return path
 
     monkeypatch.setattr(gguf_file, "ensure", ensure)
+    monkeypatch.setattr(gguf_file, "expert_bytes", lambda path: EXPERT_BYTES)
     return Subject("model", tmp_path / "checkpoint", STREAM)
 
 
@@ -105,7 +108,7 @@ def test_a_whole_measurement(subject: Subject, tmp_path: Path) -> None:
     assert {s.load_mode for s in subject.short_of_memory.values()} == {"mmap"}
     assert subject.peer_own_bytes == {1: 77, 8: 77}
     # Its own, the file's dense part, and the experts' budget.
-    assert subject.peer_limit(1) == 77 + (FILE_BYTES - 9 * 100) + 300
+    assert subject.peer_limit(1) == 77 + (FILE_BYTES - EXPERT_BYTES) + 300
     del log[:]
     for number in range(2):
         measurement.round([subject], number)
@@ -130,6 +133,21 @@ def test_a_whole_measurement(subject: Subject, tmp_path: Path) -> None:
     assert all(asked["cold"] == [asked["model"]] for asked in limited), "nothing is left of it in the page cache"
 
 
+def test_a_gguf_file_is_what_both_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gguf_file, "expert_bytes", lambda path: EXPERT_BYTES)
+    file = tmp_path / "model.gguf"
+    file.write_bytes(bytes(FILE_BYTES))
+    subject = Subject("model", file, STREAM)
+    ours, peer = ScriptedArm([], GREENROOM, _our_rate), ScriptedArm([], LLAMA, _peer_rate)
+    measurement = _measurement(ours, peer, tmp_path)
+    measurement.prepare(subject)
+    measurement.round([subject], 0)
+    assert {asked["model"] for asked in (*ours.asked, *peer.asked)} == {file}
+    assert {settings.dtype for settings in subject.resident.values()} == {AS_STORED}
+    assert subject.resident[1].load_mode == "none"
+    assert subject.peer_limit(1) == 77 + (FILE_BYTES - EXPERT_BYTES) + 300
+
+
 def test_the_progress_bar_counts_every_run(subject: Subject, tmp_path: Path) -> None:
     log: list[tuple[str, int, int | None]] = []
     measurement = _measurement(ScriptedArm(log, GREENROOM, _our_rate), ScriptedArm(log, LLAMA, _peer_rate), tmp_path)
@@ -140,7 +158,7 @@ def test_the_progress_bar_counts_every_run(subject: Subject, tmp_path: Path) -> 
         measurement.round([subject], number)
     # Read-aheads can not be set here: one trial of memory in place of four, for one and for eight; and as two threads
     # were best already, two numbers of threads in place of three.
-    assert sum(done) == runs_of(1, EFFORT) - 2 * 3 - 2 * 1
+    assert sum(done) == runs_of([subject], EFFORT) - 2 * 3 - 2 * 1
 
 
 def test_an_arm_that_fails_is_told_of_and_the_others_go_on(

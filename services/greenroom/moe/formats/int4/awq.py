@@ -24,14 +24,10 @@ from greenroom.moe.formats.int4.matrix import (
     check_header,
     check_scales,
     groups_in,
-    unpacked,
 )
 from greenroom.moe.formats.int4.record import Int4, codes_of
 from greenroom.moe.formats.int4.settings import group_size, names, need_4_bits
 from greenroom.moe.formats.stored_matrix import NotServed, Shipped
-
-_PLACES: Final = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Of each output of a word."""
 
 _SCALES: Final = 2
 
@@ -70,8 +66,11 @@ class AwqStorage:
 
 
 def _by_output(words: torch.Tensor) -> torch.Tensor:
-    codes = unpacked(words).view(len(words), -1, CODES_A_WORD)[..., list(_PLACES)]
-    return codes.view(len(words), -1).t().contiguous()
+    pairs = []
+    for place in range(4):  # two neighbours are 16 bits apart
+        both = words >> 4 * place & 0x000F000F
+        pairs.append((both | both >> 8).short())
+    return torch.stack(pairs, dim=-1).view(torch.uint8).view(len(words), -1).t().contiguous()
 
 
 def awq(settings: Mapping[str, Any]) -> Shipped:

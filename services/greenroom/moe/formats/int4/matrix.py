@@ -110,5 +110,7 @@ def in_order(groups: torch.Tensor, count: int) -> bool:
 
 def unpacked(words: torch.Tensor) -> torch.Tensor:
     """Of int32 ``[rows, n]`` the eight codes of each word from the lowest bits on: uint8 ``[rows, 8 * n]``."""
-    pairs = words.contiguous().view(torch.uint8)
-    return torch.stack([pairs & 15, pairs >> 4], dim=-1).view(len(words), -1)
+    pairs = words.contiguous().view(torch.uint8).short()
+    pairs |= pairs << 4
+    pairs &= 0x0F0F
+    return pairs.view(torch.uint8).view(len(words), -1)

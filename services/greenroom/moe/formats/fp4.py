@@ -1,0 +1,50 @@
+"""MXFP4 of SwiGLU experts: codes of 4 bits (E2M1), and a scale of 8 bits (E8M0) for 32 that neighbour along the inputs.
+
+``mxfp4.py`` says what they mean. gpt-oss's experts, whose matrices and activation are others, have their own records
+there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+
+from greenroom.moe.formats.grouped_format import MatrixFormat, Part
+from greenroom.moe.formats.panels import HALF, PANEL, UNIT, bit_codes, halves_of_bits, lane_values
+from greenroom.moe.native.rows import GroupedCodes
+
+_MAGNITUDES: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+class Fp4(MatrixFormat):
+    """``stored``: codes, and scales ``uint8[outputs, groups]``. A number is their product, to the bit."""
+
+    name = "fp4"
+    version = 1
+
+    @property
+    def products(self) -> tuple[GroupedCodes, GroupedCodes]:
+        return GroupedCodes("fp4", UNIT), GroupedCodes("fp4", UNIT)
+
+    def parts(self, panels: int, units: int, groups: int) -> tuple[Part, ...]:
+        return ("codes", (panels, units, UNIT * PANEL // 2), "uint8"), ("scales", (panels, groups, PANEL), "uint8")
+
+    def lay_out(self, stored: Sequence[torch.Tensor], *, joined: bool) -> tuple[torch.Tensor, ...]:
+        codes, scales = stored
+        return bit_codes(codes, 4, joined=joined), lane_values(scales, joined=joined)
+
+    def numbers(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        codes, scales = parts
+        magnitudes = torch.tensor(_MAGNITUDES, device=codes.device)
+        halves = halves_of_bits(codes, 4)
+        panels, _, _, inputs = halves.shape
+        numbers = torch.cat([magnitudes, -magnitudes])[halves.int()].view(panels, 2, HALF, inputs // UNIT, UNIT)
+        exponents = scales.view(panels, -1, 2, HALF).permute(0, 2, 3, 1)[..., None].int()
+        # By their bits; code 0 is a denormal number.
+        factors = torch.where(exponents == 0, 1 << 22, exponents << 23).view(torch.float32)
+        return (numbers * factors).reshape(panels, 2, HALF, inputs)
+
+
+FP4: Final = Fp4()
