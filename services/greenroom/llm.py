@@ -15,6 +15,7 @@ import uuid
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -62,7 +63,7 @@ class LLM:
     model's folder that the policy predicts by are taken up where the settings name none.
 
     Not to be used from several threads at once. Close it, or use it as a context manager: that stops its threads and
-    remembers which experts were resident. Else it is closed with the last reference to it, or when the interpreter ends.
+    remembers which experts were resident. Else it is closed with the last reference to it, or as the interpreter ends.
     """
 
     def __init__(self, model: str | None = None, *, config: WorkerConfig | None = None, **settings: Any) -> None:
@@ -183,7 +184,13 @@ class LLM:
         )
 
 
+_PATHS = {field.name for field in fields(WorkerConfig) if field.type == "Path | None"}
+
+
 def _config_of(model: str, settings: dict[str, Any]) -> WorkerConfig:
+    settings = {
+        name: Path(value) if name in _PATHS and isinstance(value, str) else value for name, value in settings.items()
+    }
     folder = local_folder(model, settings.get("revision"))
     if folder is not None:
         usual = {field.name: field.default for field in fields(WorkerConfig)}

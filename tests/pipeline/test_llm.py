@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -120,6 +122,29 @@ def test_nothing_is_left_behind(llm: LLM) -> None:
     stats = llm.worker.loop.stats()
     assert stats.running == stats.waiting == stats.kv_reserved_bytes == stats.audit_failures == 0
     llm.worker.experts.audit(idle=True)
+
+
+_NEVER_CLOSED = """
+import atexit, os, sys, threading
+
+@atexit.register
+def last():  # what was registered first is called last
+    os.write(1, ",".join(sorted(one.name for one in threading.enumerate())).encode())
+
+from greenroom import LLM
+
+llm = LLM(sys.argv[1], cache_dir=sys.argv[2], expert_memory="33%")
+"""
+
+
+def test_one_that_was_never_closed_leaves_no_thread_behind(checkpoint: Path, tmp_path: Path) -> None:
+    """A thread that computes while the interpreter ends aborts the process."""
+    program = [sys.executable, "-c", _NEVER_CLOSED, str(checkpoint), str(tmp_path)]
+    run = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False)
+    assert run.returncode == 0, run.stderr
+    left = [name for name in run.stdout.split(",") if name.startswith(("batch-loop", "mover", "pages"))]
+    assert "MainThread" in run.stdout
+    assert not left
 
 
 @pytest.mark.parametrize(
