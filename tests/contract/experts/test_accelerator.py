@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from greenroom.core.errors import TransferFailed
 from greenroom.experts.copying.accelerator import Mark
@@ -20,6 +21,7 @@ from greenroom.experts.copying.transfers import StagedReads
 from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
 from greenroom.experts.pack.direct_io import ReadSettings
 from greenroom.experts.pack.layout import ExpertWeights, PackLayer, PackManifest, RecordLayout
+from greenroom.experts.source import Arriving, Landing
 from greenroom.policies.base.events import Prediction, PredictionRequest
 from greenroom.policies.base.expert_policy import Target
 from tests.contract.experts.engines import POLICIES, READS, routes
@@ -58,9 +60,13 @@ class Bench:
         picks = np.array([[e, (e + 1) % EXPERTS] for e in experts], dtype=np.int64)
         self.engine.layer_entered(layer)
         seen = []
+        ahead: list[torch.Tensor] = []
         with self.engine.routed(layer, picks) as landing:
             for expert, (weights,) in landing:
                 value = 100.0 * layer + expert
+                if ahead:
+                    assert ahead[0] is weights, "what was said to come next"
+                ahead = self._said_to_come(landing, 100.0 * layer + np.unique(picks))
                 if self.accelerator is None:
                     assert bool((weights == value).all())
                 else:
@@ -69,6 +75,17 @@ class Bench:
                 self.engine.audit()
         assert sorted(seen) == np.unique(picks).tolist()
         assert self.engine.device.pinned == 0
+
+    def _said_to_come(self, landing: Arriving, values: NDArray[np.float64]) -> list[torch.Tensor]:
+        """All of it has arrived by now, or is found wrong. ``values``: of the layer's experts."""
+        coming = [weights for (weights,) in landing.coming] if isinstance(landing, Landing) else []
+        if self.accelerator is not None:
+            self.accelerator.wrong += [
+                f"{weights.unique().tolist()} was said to have arrived"
+                for weights in coming
+                if not set(weights.unique().tolist()) <= set(values.tolist())
+            ]
+        return coming
 
     def steps(self, steps: list[list[list[int]]]) -> list[str]:
         """Run them; returns what failed. The movers' failures fail the layer that needed the expert."""
