@@ -28,6 +28,7 @@ from tests.contract.experts.engines import POLICIES, READS, routes
 from tests.examples import examples
 from tests.unit.experts.fake_accelerator import FakeAccelerator
 from tests.unit.experts.fakes import FakeStore
+from tests.waiting import until_others
 
 LAYERS, EXPERTS, TOP_K = 3, 6, 2
 RECORD = RecordLayout.of([("w", (90, 30), "float32")])  # three pages
@@ -321,4 +322,47 @@ def test_slots_of_a_device_that_held_all_are_filled_anew_after_what_read_them() 
     engine.policy.target = None
     engine.preload(leaving)
     assert (engine.device.slot_of[leaving] != slots[leaving]).any(), "this test can see nothing"
+    assert bench.close() == []
+
+
+class Withholding(FakeAccelerator):
+    """Copies are queued, and none is done before ``let`` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.let = threading.Event()
+        self.let.set()
+
+    def put_off(self) -> None:
+        assert self.let.wait(20)
+
+    @property
+    def queued_copies(self) -> int:
+        return len(self._queues["copy"])
+
+
+def test_what_has_landed_and_not_arrived_is_not_said_to_come() -> None:
+    """Work on it would hold up what is queued behind."""
+    accelerator = Withholding()
+    bench = Bench("lru", 12, LAYERS * EXPERTS, accelerator=accelerator)
+    engine, here = bench.engine, np.array([[0, 1]])
+    engine.preload([EXPERTS, EXPERTS + 1])
+    rows, seen = np.zeros(2, dtype=np.int64), []
+    before = accelerator.queued_copies
+    accelerator.let.clear()
+
+    def both_queued() -> bool:
+        engine._on_demand.deliver()  # what was read to the host goes on
+        return accelerator.queued_copies == before + 2
+
+    with engine.step(rows, rows == 0), engine.routed(1, np.concatenate([here, here + 2])) as landing:
+        assert isinstance(landing, Landing)
+        for expert, _ in landing:
+            seen.append((expert, len(landing.coming)))
+            if expert == 1:
+                until_others(both_queued, "both copies are queued", within_s=20)
+            if len(seen) == 4:
+                accelerator.let.set()
+    assert seen[:2] == [(0, 1), (1, 0)]
+    assert sorted(seen[2:]) == [(2, 0), (3, 0)]
     assert bench.close() == []

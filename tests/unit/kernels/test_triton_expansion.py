@@ -18,30 +18,44 @@ from hypothesis import strategies as st
 from greenroom.core.errors import GreenroomError
 from greenroom.experts.pack.layout import ExpertWeights
 from greenroom.moe.architecture.moe_layers import ExpertTensor, MoeLayer
-from greenroom.moe.formats.expert_format import PLAIN_FORMAT, Expander, ExpertFormat
+from greenroom.moe.formats.expert_format import PLAIN_FORMAT, Expander
 from greenroom.moe.formats.lossless import LOSSLESS
 from greenroom.moe.formats.mxfp4 import MXFP4
 from greenroom.moe.kernels import expert_ring
 from greenroom.moe.kernels.expert_ring import MOST_BYTES, ExpertRing, Unsuited, expander_for, places_for
 from tests.examples import examples
 from tests.matrices import matrix
-from tests.unit.kernels.grouped_weights import SAMPLES, grouped_weights, swiglu_layer
+from tests.unit.kernels.grouped_weights import SAMPLES, swiglu_layer
 from tests.unit.kernels.lossless_weights import lossless_record
 from tests.unit.kernels.lossless_weights import matrix as lossless_matrix
 from tests.unit.kernels.mxfp4_weights import coded_expert
+from tests.unit.kernels.stored_experts import (
+    PAIR,
+    STORED,
+    TOP_K,
+    bits_of,
+    expanded,
+    in_slots,
+    same_bits,
+    stored_experts,
+)
 
-triton = pytest.importorskip("triton", reason="Triton is not installed: torch's wheels without CUDA do not bring it")
+TO_COMPILE = [MXFP4.name, LOSSLESS.name, PAIR, "fp8-blocks", "int4-ordered"]
+"""With these every part of the kernel is."""
 
 CPU = torch.device("cpu")
 KERNELS = "greenroom.moe.kernels.triton_expansion"
-TOP_K = 4
-FORMATS = [MXFP4.name, LOSSLESS.name, *SAMPLES]
 WIDTHS = {"little": (40, 36), "odd": (134, 18), "wide": (290, 6), "whole": (256, 32)}
 """Hidden and inner widths. Those of MXFP4 are made multiples of 32."""
 
 
 @pytest.fixture
-def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def triton() -> Any:
+    return pytest.importorskip("triton", reason="there is no Triton: torch's wheels without CUDA do not bring it")
+
+
+@pytest.fixture
+def interpreted(triton: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The kernel runs on the CPU. Whether it does is decided when its module is imported."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.delitem(sys.modules, KERNELS, raising=False)
@@ -50,7 +64,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+def compiled(triton: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.delitem(sys.modules, KERNELS, raising=False)
@@ -58,66 +72,13 @@ def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     sys.modules.pop(KERNELS, None)
 
 
-def slots(expert_format: ExpertFormat, layer: MoeLayer, records: Sequence[ExpertWeights]) -> list[ExpertWeights]:
-    """The records in slots of one arena, the last one first, with noise around them."""
-    layout = expert_format.record(layer)
-    stride = layout.nbytes + 4096
-    memory = torch.randint(0, 256, (stride * len(records) + 4096,), dtype=torch.uint8)
-    memory = memory[-memory.data_ptr() % 4096 :]
-    placed = []
-    for number, record in enumerate(reversed(records)):
-        views = layout.views(memory[number * stride : number * stride + layout.nbytes])
-        for view, part in zip(views, record, strict=True):
-            view.copy_(part)
-        placed.append(views)
-    return placed[::-1]
-
-
-def experts(
-    name: str, hidden: int, inner: int, dtype: torch.dtype, count: int
-) -> tuple[ExpertFormat, MoeLayer, list[ExpertWeights]]:
-    records: list[ExpertWeights]
-    if name == MXFP4.name:
-        widths = [-(-width // 32) * 32 for width in (hidden, inner)]
-        coded = [coded_expert(seed, *widths, scales=(0, 120), dtype=dtype) for seed in range(count)]
-        own: ExpertFormat = MXFP4
-        layer, records = coded[0].layer, [one.record for one in coded]
-    elif name == LOSSLESS.name:
-        own, layer = LOSSLESS, swiglu_layer(hidden, inner, torch.bfloat16)
-        records = [
-            lossless_record(
-                tuple(lossless_matrix(seed, *tensor.shape, rare=40, finite=False) for tensor in layer.tensors)
-            )
-            for seed in range(count)
-        ]
-    else:
-        own, layer = SAMPLES[name][0], swiglu_layer(hidden, inner, dtype)
-        records = [grouped_weights(name, seed, hidden, inner).record for seed in range(count)]
-    layer = replace(layer, top_k=TOP_K)
-    return own, layer, slots(own, layer, records)
-
-
-def expanded(expert_format: ExpertFormat, layer: MoeLayer, record: ExpertWeights) -> ExpertWeights:
-    into = tuple(torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in layer.tensors)
-    expert_format.expand(layer, record, into)
-    return into
-
-
-def same_bits(ours: ExpertWeights, theirs: ExpertWeights) -> bool:
-    return all(torch.equal(bits_of(a), bits_of(b)) for a, b in zip(ours, theirs, strict=True))
-
-
-def bits_of(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().view(torch.int16 if tensor.itemsize == 2 else torch.int32)
-
-
 @pytest.mark.usefixtures("interpreted")
-@matrix(1, name=FORMATS, dtype=[torch.bfloat16, torch.float32, torch.float16], widths=WIDTHS)
+@matrix(1, name=STORED, dtype=[torch.bfloat16, torch.float32, torch.float16], widths=WIDTHS)
 def test_numbers_are_those_of_torchs_expansion_to_the_bit(
     name: str, dtype: torch.dtype, widths: tuple[int, int]
 ) -> None:
     """Of several experts in one launch, and no other memory is written to."""
-    own, layer, records = experts(name, *widths, dtype, count=2)
+    own, layer, records = stored_experts(name, *widths, dtype, count=2)
     ring = ExpertRing(own, layer, CPU)
     assert ring.places == TOP_K
     ring(records[0])
@@ -145,7 +106,7 @@ def test_rare_exponents_are_put_right(outputs: int, inputs: int, rare: int, seed
     layer = MoeLayer("experts", 1, 1, tensors, stacked=True)
     numbers = tuple(lossless_matrix(seed, *tensor.shape, rare=rare, finite=False) for tensor in tensors)
     try:
-        (record,) = slots(LOSSLESS, layer, [lossless_record(numbers)])
+        (record,) = in_slots(LOSSLESS, layer, [lossless_record(numbers)])
     except GreenroomError:  # more of them than there is room for
         return
     assert same_bits(ExpertRing(LOSSLESS, layer, CPU)(record), numbers)
@@ -164,7 +125,7 @@ def test_every_code_under_every_scale() -> None:
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("arrived", [0, 1, 3, 5])
 def test_what_has_arrived_goes_together_and_what_lands_alone(arrived: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    own, layer, records = experts("int8", 32, 16, torch.bfloat16, count=5)
+    own, layer, records = stored_experts("int8", 32, 16, torch.bfloat16, count=5)
     layer = replace(layer, top_k=2)
     ring, waves = ExpertRing(own, layer, CPU), []
     expand = ring.expand
@@ -185,7 +146,7 @@ def test_what_has_arrived_goes_together_and_what_lands_alone(arrived: int, monke
 @pytest.mark.usefixtures("interpreted")
 def test_a_slot_that_was_filled_anew_within_a_layer_is_expanded_anew() -> None:
     """The record's views are the same ones, and so is what was said to come."""
-    own, layer, (first, second) = experts("int8", 32, 16, torch.bfloat16, count=2)
+    own, layer, (first, second) = stored_experts("int8", 32, 16, torch.bfloat16, count=2)
     one = ExpertRing(own, layer, CPU).for_layer(lambda: [first])
     for record in (first, second):
         for part, new in zip(first, record, strict=True):
@@ -201,7 +162,7 @@ def test_places_are_a_rows_picks_within_bounds() -> None:
 
 @pytest.mark.usefixtures("interpreted")
 def test_the_plan_counts_what_the_places_take() -> None:
-    own, layer, records = experts("fp8-rows", 32, 16, torch.bfloat16, count=1)
+    own, layer, records = stored_experts("fp8-rows", 32, 16, torch.bfloat16, count=1)
     ring = ExpertRing(own, layer, CPU)
     assert ring.nbytes >= TOP_K * 2 * sum(math.prod(tensor.shape) for tensor in layer.tensors)
     ring(records[0])
@@ -211,16 +172,14 @@ def test_the_plan_counts_what_the_places_take() -> None:
     assert ring._memory is None
 
 
-@pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize("expert_format", [PLAIN_FORMAT], ids=["plain"])
-def test_what_the_kernel_does_not_know_is_refused(expert_format: ExpertFormat) -> None:
+def test_what_the_kernel_does_not_know_is_refused() -> None:
     with pytest.raises(Unsuited, match="does not know plain"):
-        ExpertRing(expert_format, swiglu_layer(32, 16), CPU)
+        ExpertRing(PLAIN_FORMAT, swiglu_layer(32, 16), CPU)
 
 
 @pytest.mark.usefixtures("interpreted")
 def test_a_kernel_that_gives_other_numbers_is_not_used() -> None:
-    own, layer, _ = experts("int8", 32, 16, torch.bfloat16, count=1)
+    own, layer, _ = stored_experts("int8", 32, 16, torch.bfloat16, count=1)
     ring = ExpertRing(own, layer, CPU)
     expert_ring._try(ring, Expander(own, layer), own, layer, CPU)
     ring._compiled_for["UP_CODES"] += 64
@@ -249,13 +208,15 @@ def test_a_cpu_has_no_ring() -> None:
 
 
 @pytest.mark.usefixtures("compiled")
-@matrix(1, name=FORMATS, capability=[80, 90, 120], dtype=[torch.bfloat16, torch.float32])
-def test_the_kernel_compiles_and_writes_sixteen_bytes_at_a_time(name: str, capability: int, dtype: torch.dtype) -> None:
+@matrix(1, name=TO_COMPILE, capability=[80, 90, 120], dtype=[torch.bfloat16, torch.float32])
+def test_the_kernel_compiles_and_writes_sixteen_bytes_at_a_time(
+    triton: Any, name: str, capability: int, dtype: torch.dtype
+) -> None:
     """For GPUs that are not here; act-order apart, whose inputs are scattered."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    own, layer, _ = experts(name, 256, 64, dtype, count=1)
+    own, layer, _ = stored_experts(name, 256, 64, dtype, count=1)
     ring = ExpertRing(own, layer, CPU)
     kernel = importlib.import_module(KERNELS).expand_experts
     number = {torch.bfloat16: "*i16", torch.float32: "*fp32"}[layer.tensors[0].dtype]

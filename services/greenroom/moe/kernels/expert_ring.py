@@ -12,6 +12,7 @@ import importlib
 import logging
 import math
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -119,7 +120,7 @@ def places_for(layer: MoeLayer, place_bytes: int) -> int:
 
 
 class ExpertRing:
-    """An ``Expands`` on a CUDA device. Raises Unsuited, and ImportError without Triton.
+    """An ``Expands`` on a CUDA device. Raises Unsuited; without Triton its first use raises ImportError.
 
     Tensors of a record that are numbers are handed out where they lie.
     """
@@ -128,7 +129,6 @@ class ExpertRing:
         (up, down), self._place = coded_matrices(expert_format, layer)
         self._dtype, self._device = layer.tensors[0].dtype, device
         self.places = places_for(layer, self._place * self._dtype.itemsize)
-        self._kernel: Any = importlib.import_module(_KERNELS).expand_experts
         self._tiles = up.tiles + down.tiles
         self._compiled_for: dict[str, Any] = {
             "PLACE": self._place,
@@ -145,6 +145,10 @@ class ExpertRing:
         ]
         self._memory: torch.Tensor | None = None
         self._views: list[list[torch.Tensor | int]] = []
+
+    @cached_property
+    def _kernel(self) -> Any:
+        return importlib.import_module(_KERNELS).expand_experts
 
     @property
     def nbytes(self) -> int:
@@ -218,6 +222,7 @@ def expander_for(expert_format: ExpertFormat, layer: MoeLayer, device: torch.dev
     if device is None or device.type != "cuda":
         return by_torch
     try:
+        importlib.import_module(_KERNELS)
         ring = ExpertRing(expert_format, layer, device)
         _try(ring, by_torch, expert_format, layer, device)
     except Exception as reason:  # Triton's compiler raises whatever it may
