@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from greenroom.core.errors import TransferFailed
 from greenroom.experts.copying.accelerator import Mark
@@ -67,7 +66,7 @@ class Bench:
                 value = 100.0 * layer + expert
                 if ahead:
                     assert ahead[0] is weights, "what was said to come next"
-                ahead = self._said_to_come(landing, 100.0 * layer + np.unique(picks))
+                ahead = self._said_to_come(landing, [100.0 * layer + pick for pick in picks.ravel().tolist()])
                 if self.accelerator is None:
                     assert bool((weights == value).all())
                 else:
@@ -77,14 +76,14 @@ class Bench:
         assert sorted(seen) == np.unique(picks).tolist()
         assert self.engine.device.pinned == 0
 
-    def _said_to_come(self, landing: Arriving, values: NDArray[np.float64]) -> list[torch.Tensor]:
+    def _said_to_come(self, landing: Arriving, values: list[float]) -> list[torch.Tensor]:
         """All of it has arrived by now, or is found wrong. ``values``: of the layer's experts."""
         coming = [weights for (weights,) in landing.coming] if isinstance(landing, Landing) else []
         if self.accelerator is not None:
             self.accelerator.wrong += [
-                f"{weights.unique().tolist()} was said to have arrived"
+                f"{weights.flatten()[0]} was said to have arrived"
                 for weights in coming
-                if not set(weights.unique().tolist()) <= set(values.tolist())
+                if not np.isin(weights.numpy(), values).all()
             ]
         return coming
 

@@ -30,6 +30,12 @@ STORED: Final = [
 TOP_K: Final = 4
 
 
+def noise(seed: int, shape: tuple[int, ...], rare: int) -> torch.Tensor:
+    """A matrix of bf16 of which about so many weights may have any exponent."""
+    outputs, inputs = shape
+    return matrix(seed, outputs, inputs, rare, finite=False)
+
+
 def in_slots(expert_format: ExpertFormat, layer: MoeLayer, records: Sequence[ExpertWeights]) -> list[ExpertWeights]:
     """The records in slots of one arena, the last one first, with noise around them."""
     layout = expert_format.record(layer)
@@ -50,14 +56,14 @@ def stored_experts(
 ) -> tuple[ExpertFormat, MoeLayer, list[ExpertWeights]]:
     records: list[ExpertWeights]
     if name == MXFP4.name:
-        widths = [-(-width // 32) * 32 for width in (hidden, inner)]
-        coded = [coded_expert(seed, *widths, scales=(0, 120), dtype=dtype) for seed in range(count)]
+        hidden, inner = (-(-width // 32) * 32 for width in (hidden, inner))
+        coded = [coded_expert(seed, hidden, inner, scales=(0, 120), dtype=dtype) for seed in range(count)]
         own: ExpertFormat = MXFP4
         layer, records = coded[0].layer, [one.record for one in coded]
     elif name == LOSSLESS.name:
         own, layer = LOSSLESS, swiglu_layer(hidden, inner, torch.bfloat16)
         records = [
-            lossless_record(tuple(matrix(seed, *tensor.shape, rare=40, finite=False) for tensor in layer.tensors))
+            lossless_record(tuple(noise(seed, tensor.shape, rare=40) for tensor in layer.tensors))
             for seed in range(count)
         ]
     else:

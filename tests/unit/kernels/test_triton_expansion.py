@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -24,10 +23,11 @@ from greenroom.moe.formats.mxfp4 import MXFP4
 from greenroom.moe.kernels import expert_ring
 from greenroom.moe.kernels.expert_ring import MOST_BYTES, ExpertRing, Unsuited, expander_for, places_for
 from tests.examples import examples
+from tests.interpreted import KERNELS, triton_or_skip
+from tests.interpreted import interpreted as interpreted
 from tests.matrices import matrix
 from tests.unit.kernels.grouped_weights import SAMPLES, swiglu_layer
 from tests.unit.kernels.lossless_weights import lossless_record
-from tests.unit.kernels.lossless_weights import matrix as lossless_matrix
 from tests.unit.kernels.mxfp4_weights import coded_expert
 from tests.unit.kernels.stored_experts import (
     PAIR,
@@ -44,27 +44,13 @@ TO_COMPILE = [MXFP4.name, LOSSLESS.name, PAIR, "fp8-blocks", "int4-ordered"]
 """With these every part of the kernel is."""
 
 CPU = torch.device("cpu")
-KERNELS = "greenroom.moe.kernels.triton_expansion"
 WIDTHS = {"little": (40, 36), "odd": (134, 18), "wide": (290, 6), "whole": (256, 32)}
 """Hidden and inner widths. Those of MXFP4 are made multiples of 32."""
 
 
 @pytest.fixture
-def triton() -> Any:
-    return pytest.importorskip("triton", reason="there is no Triton: torch's wheels without CUDA do not bring it")
-
-
-@pytest.fixture
-def interpreted(triton: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The kernel runs on the CPU. Whether it does is decided when its module is imported."""
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.delitem(sys.modules, KERNELS, raising=False)
-    yield
-    sys.modules.pop(KERNELS, None)
-
-
-@pytest.fixture
-def compiled(triton: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    triton_or_skip()
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.delitem(sys.modules, KERNELS, raising=False)
@@ -104,7 +90,7 @@ def test_rare_exponents_are_put_right(outputs: int, inputs: int, rare: int, seed
     shapes = {"gate_up_proj": (2 * outputs, 2 * inputs), "down_proj": (inputs, 2 * outputs)}
     tensors = tuple(ExpertTensor(name, shape, torch.bfloat16) for name, shape in shapes.items())
     layer = MoeLayer("experts", 1, 1, tensors, stacked=True)
-    numbers = tuple(lossless_matrix(seed, *tensor.shape, rare=rare, finite=False) for tensor in tensors)
+    numbers = tuple(noise(seed, tensor.shape, rare) for tensor in tensors)
     try:
         (record,) = in_slots(LOSSLESS, layer, [lossless_record(numbers)])
     except GreenroomError:  # more of them than there is room for
@@ -178,27 +164,25 @@ def test_what_the_kernel_does_not_know_is_refused() -> None:
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_a_kernel_that_gives_other_numbers_is_not_used() -> None:
-    own, layer, _ = stored_experts("int8", 32, 16, torch.bfloat16, count=1)
-    ring = ExpertRing(own, layer, CPU)
-    expert_ring._try(ring, Expander(own, layer), own, layer, CPU)
-    ring._compiled_for["UP_CODES"] += 64
+@pytest.mark.parametrize("name", STORED)
+def test_a_kernel_that_gives_other_numbers_is_not_used(name: str) -> None:
+    own, layer, _ = stored_experts(name, 64, 32, torch.bfloat16, count=1)
+    ring, by_torch = ExpertRing(own, layer, CPU), Expander(own, layer)
+    expert_ring._try(ring, by_torch, own, layer, CPU)
+    ring._compiled_for["DOWN_CODES"] += 64
     with pytest.raises(Unsuited, match="not torch's"):
-        expert_ring._try(ring, Expander(own, layer), own, layer, CPU)
+        expert_ring._try(ring, by_torch, own, layer, CPU)
 
 
 def test_without_triton_torch_expands_and_the_log_says_why(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def missing(name: str) -> Any:
-        raise ImportError("No module named 'triton'")
-
-    monkeypatch.setattr(expert_ring.importlib, "import_module", missing)
+    monkeypatch.setitem(sys.modules, KERNELS, None)
     layer = swiglu_layer(32, 16)
     found = expander_for(SAMPLES["int8"][0], layer, torch.device("cuda"))
     assert isinstance(found, Expander)
     assert "int8 are expanded one at a time by torch" in caplog.text
-    assert "No module named 'triton'" in caplog.text
+    assert "ModuleNotFoundError: import of greenroom" in caplog.text
 
 
 def test_a_cpu_has_no_ring() -> None:
@@ -209,10 +193,9 @@ def test_a_cpu_has_no_ring() -> None:
 
 @pytest.mark.usefixtures("compiled")
 @matrix(1, name=TO_COMPILE, capability=[80, 90, 120], dtype=[torch.bfloat16, torch.float32])
-def test_the_kernel_compiles_and_writes_sixteen_bytes_at_a_time(
-    triton: Any, name: str, capability: int, dtype: torch.dtype
-) -> None:
+def test_the_kernel_compiles_and_writes_sixteen_bytes_at_a_time(name: str, capability: int, dtype: torch.dtype) -> None:
     """For GPUs that are not here; act-order apart, whose inputs are scattered."""
+    import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 

@@ -14,7 +14,7 @@ _SPREAD: Final = 0.02
 
 
 def invented_record(expert_format: ExpertFormat, layer: MoeLayer) -> torch.Tensor:
-    """The bytes of a record of the layer with random weights, in RAM: always the same ones."""
+    """The bytes of a record of the layer with random weights, in RAM: always the same ones. All numbers are finite."""
     generator = torch.Generator().manual_seed(0)
     layout = expert_format.record(layer)
     record = torch.zeros(layout.nbytes, dtype=torch.uint8)
@@ -32,5 +32,6 @@ def invented_record(expert_format: ExpertFormat, layer: MoeLayer) -> torch.Tenso
         elif part.dtype is torch.int32:  # an order of inputs
             torch.arange(part.numel(), out=part.view(-1))
         else:
-            part.random_(96, 128, generator=generator)  # as codes anything, as scales nothing large
+            # As codes anything but NaN, as scales nothing large, as halves of numbers of half precision no infinity.
+            part.random_(96, 120, generator=generator)
     return record
