@@ -6,26 +6,37 @@ import importlib
 import math
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from greenroom.core.errors import GreenroomError
+from greenroom.experts.all_resident import ResidentExperts
 from greenroom.experts.pack.layout import ExpertWeights
+from greenroom.experts.pack.pack_file import PackFile
+from greenroom.experts.source import Arriving
 from greenroom.moe.architecture.moe_layers import ExpertTensor, MoeLayer
 from greenroom.moe.formats.expert_format import PLAIN_FORMAT, Expander
 from greenroom.moe.formats.lossless import LOSSLESS
 from greenroom.moe.formats.mxfp4 import MXFP4
 from greenroom.moe.kernels import expert_ring
 from greenroom.moe.kernels.expert_ring import MOST_BYTES, ExpertRing, Unsuited, expander_for, places_for
+from greenroom.moe.loading.checkpoint import resolve
+from greenroom.moe.loading.load_model import attach, load
+from greenroom.moe.loading.packing import ensure_pack
 from tests.examples import examples
 from tests.interpreted import KERNELS, triton_or_skip
 from tests.interpreted import interpreted as interpreted
 from tests.matrices import matrix
+from tests.mxfp4_checkpoints import save_mxfp4
 from tests.unit.kernels.grouped_weights import SAMPLES, swiglu_layer
 from tests.unit.kernels.lossless_weights import lossless_record
 from tests.unit.kernels.mxfp4_weights import coded_expert
@@ -36,6 +47,7 @@ from tests.unit.kernels.stored_experts import (
     bits_of,
     expanded,
     in_slots,
+    noise,
     same_bits,
     stored_experts,
 )
@@ -56,6 +68,19 @@ def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.delitem(sys.modules, KERNELS, raising=False)
     yield
     sys.modules.pop(KERNELS, None)
+
+
+def waves_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many experts each launch from now on has."""
+    waves: list[int] = []
+    expand = ExpertRing.expand
+
+    def noted(ring: ExpertRing, wave: Sequence[ExpertWeights]) -> list[ExpertWeights]:
+        waves.append(len(wave))
+        return expand(ring, wave)
+
+    monkeypatch.setattr(ExpertRing, "expand", noted)
+    return waves
 
 
 @pytest.mark.usefixtures("interpreted")
@@ -113,14 +138,8 @@ def test_every_code_under_every_scale() -> None:
 def test_what_has_arrived_goes_together_and_what_lands_alone(arrived: int, monkeypatch: pytest.MonkeyPatch) -> None:
     own, layer, records = stored_experts("int8", 32, 16, torch.bfloat16, count=5)
     layer = replace(layer, top_k=2)
-    ring, waves = ExpertRing(own, layer, CPU), []
-    expand = ring.expand
-
-    def noted(wave: Sequence[ExpertWeights]) -> list[ExpertWeights]:
-        waves.append(len(wave))
-        return expand(wave)
-
-    monkeypatch.setattr(ring, "expand", noted)
+    waves = waves_of(monkeypatch)
+    ring = ExpertRing(own, layer, CPU)
     coming = records[:arrived]
     one = ring.for_layer(lambda: coming)
     for record in records:
@@ -172,6 +191,36 @@ def test_a_kernel_that_gives_other_numbers_is_not_used(name: str) -> None:
     ring._compiled_for["DOWN_CODES"] += 64
     with pytest.raises(Unsuited, match="not torch's"):
         expert_ring._try(ring, by_torch, own, layer, CPU)
+
+
+class Listed(ResidentExperts):
+    """All picked experts of a layer are there at once."""
+
+    def routed(self, layer: int, picks: NDArray[np.int64]) -> AbstractContextManager[Arriving]:
+        experts = self._weights[layer]
+        return nullcontext([(int(e), experts[e]) for e in np.unique(picks) if e < len(experts)])
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_a_models_logits_are_those_of_torchs_expansion_to_the_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = resolve(str(save_mxfp4(tmp_path / "model")))
+    pack = PackFile.open(ensure_pack(checkpoint, cache_dir=tmp_path / "cache", expert_format=MXFP4))
+    source = Listed.of_pack(pack)
+    pack.close()
+    tokens, logits = torch.tensor([[3, 1, 4, 1, 5]]), []
+    waves = waves_of(monkeypatch)
+    for expander in (Expander, partial(ExpertRing, device=CPU)):
+        monkeypatch.setattr(
+            "greenroom.moe.kernels.expert_hooks.expander_for", lambda own, layer, _, make=expander: make(own, layer)
+        )
+        loaded = load(checkpoint, products="torch", expert_format=MXFP4)
+        attach(loaded, source)
+        with torch.inference_mode():
+            logits.append(loaded.model(tokens).logits)
+    assert torch.equal(*logits)
+    assert max(waves) > 1
 
 
 def test_without_triton_torch_expands_and_the_log_says_why(
