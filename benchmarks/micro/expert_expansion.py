@@ -226,14 +226,14 @@ def expansion(bench: Bench, rounds: int, times: int = TIMES) -> list[dict[str, A
         RING: ExpertRing(bench.expert_format, bench.layer, bench.device),
     }
     picks = bench.layer.top_k
-    waves = [
+    launches = [
         [bench.records[(at + n) % len(bench.records)] for n in range(picks)] for at in range(0, times * picks, picks)
     ]
 
     def run(expands: Expands) -> None:
-        for wave in waves:
-            one = expands.for_layer(partial(list, wave))
-            for record in wave:
+        for records in launches:
+            one = expands.for_layer(partial(list, records))
+            for record in records:
                 one(record)
 
     seconds: dict[str, list[float]] = {name: [] for name in arms}

@@ -138,7 +138,7 @@ def test_triton_expands_records_to_the_bit(name: str) -> None:
             for view, part in zip(slot, record, strict=True):
                 view.copy_(part)
         by_torch = Expander(own, layer)
-        for _ in range(3):  # a wave overwrites the one before
+        for _ in range(3):  # a launch overwrites what the one before has made
             one = ring.for_layer(partial(list, slots))
             for slot in slots:
                 assert same_bits(one(slot), by_torch(slot))

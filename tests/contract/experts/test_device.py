@@ -192,17 +192,17 @@ def test_logits_are_equal_to_the_bit_at_three_budgets(device: Device) -> None:
 
 
 class RingByTorch(ExpertRing):
-    """Waves as on a GPU. Each expert of one is expanded by torch, which the stand-in has."""
+    """Launches as on a GPU. Each expert of one is expanded by torch, which the stand-in has."""
 
-    waves: ClassVar[list[int]] = []
+    launches: ClassVar[list[int]] = []
 
     def __init__(self, expert_format: ExpertFormat, layer: MoeLayer, device: torch.device | None) -> None:
         super().__init__(expert_format, layer, device or torch.device("cpu"))
         self._each = [Expander(expert_format, layer) for _ in range(self.places)]
 
-    def expand(self, wave: Sequence[ExpertWeights]) -> list[ExpertWeights]:
-        self.waves.append(len(wave))
-        return [one(weights) for one, weights in zip(self._each, wave, strict=False)]
+    def expand(self, records: Sequence[ExpertWeights]) -> list[ExpertWeights]:
+        self.launches.append(len(records))
+        return [one(weights) for one, weights in zip(self._each, records, strict=False)]
 
 
 def test_experts_stay_as_they_are_stored(device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,7 +212,7 @@ def test_experts_stay_as_they_are_stored(device: Device, tmp_path: Path, monkeyp
     for kept, memory, together in (("expanded", "100%", False), ("stored", "100%", False), ("stored", "25%", True)):
         if together and device.kind == "stand-in":
             monkeypatch.setattr("greenroom.moe.kernels.expert_hooks.expander_for", RingByTorch)
-            RingByTorch.waves.clear()
+            RingByTorch.launches.clear()
         with device.llm(memory, model=str(folder), experts_as=kept) as llm:
             texts(llm, SHORT[:1])
             engine, before = llm.worker.experts, llm.worker.experts.counters.steps
@@ -223,7 +223,7 @@ def test_experts_stay_as_they_are_stored(device: Device, tmp_path: Path, monkeyp
             rings = [isinstance(one, ExpertRing) for one in llm.worker.hooks.expanders.values()]
             assert rings == ([] if kept == "expanded" else [together or device.kind == "gpu"])
             seen.append(found)
-    assert device.kind == "gpu" or {1, 2} <= set(RingByTorch.waves)
+    assert device.kind == "gpu" or {1, 2} <= set(RingByTorch.launches)
     assert seen[0] == seen[1] == seen[2]
     assert len(set(seen[0])) > 1
 

@@ -70,17 +70,17 @@ def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     sys.modules.pop(KERNELS, None)
 
 
-def waves_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def launches_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many experts each launch from now on has."""
-    waves: list[int] = []
+    launches: list[int] = []
     expand = ExpertRing.expand
 
-    def noted(ring: ExpertRing, wave: Sequence[ExpertWeights]) -> list[ExpertWeights]:
-        waves.append(len(wave))
-        return expand(ring, wave)
+    def noted(ring: ExpertRing, records: Sequence[ExpertWeights]) -> list[ExpertWeights]:
+        launches.append(len(records))
+        return expand(ring, records)
 
     monkeypatch.setattr(ExpertRing, "expand", noted)
-    return waves
+    return launches
 
 
 @pytest.mark.usefixtures("interpreted")
@@ -138,14 +138,14 @@ def test_every_code_under_every_scale() -> None:
 def test_what_has_arrived_goes_together_and_what_lands_alone(arrived: int, monkeypatch: pytest.MonkeyPatch) -> None:
     own, layer, records = stored_experts("int8", 32, 16, torch.bfloat16, count=5)
     layer = replace(layer, top_k=2)
-    waves = waves_of(monkeypatch)
+    launches = launches_of(monkeypatch)
     ring = ExpertRing(own, layer, CPU)
     coming = records[:arrived]
     one = ring.for_layer(lambda: coming)
     for record in records:
         coming = coming[1:]
         assert same_bits(one(record), expanded(own, layer, record))
-    assert waves == [min(2, arrived - first) for first in range(0, arrived, 2)] + [1] * (5 - arrived)
+    assert launches == [min(2, arrived - first) for first in range(0, arrived, 2)] + [1] * (5 - arrived)
 
 
 @pytest.mark.usefixtures("interpreted")
@@ -210,7 +210,7 @@ def test_a_models_logits_are_those_of_torchs_expansion_to_the_bit(
     source = Listed.of_pack(pack)
     pack.close()
     tokens, logits = torch.tensor([[3, 1, 4, 1, 5]]), []
-    waves = waves_of(monkeypatch)
+    launches = launches_of(monkeypatch)
     for expander in (Expander, partial(ExpertRing, device=CPU)):
         monkeypatch.setattr(
             "greenroom.moe.kernels.expert_hooks.expander_for", lambda own, layer, _, make=expander: make(own, layer)
@@ -220,7 +220,7 @@ def test_a_models_logits_are_those_of_torchs_expansion_to_the_bit(
         with torch.inference_mode():
             logits.append(loaded.model(tokens).logits)
     assert torch.equal(*logits)
-    assert max(waves) > 1
+    assert max(launches) > 1
 
 
 def test_without_triton_torch_expands_and_the_log_says_why(

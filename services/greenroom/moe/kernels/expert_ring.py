@@ -1,9 +1,9 @@
 """A layer's experts, expanded together on a GPU: several in one launch, into places that all layers share.
 
-torch (``Expander``) takes dozens of small launches for one expert. Here a *wave* of experts takes one: those whose
-bytes have arrived go together, up to the number of places. One that is still on its way is a wave of its own, queued
-behind its copy, so the others are computed meanwhile. A wave overwrites the one before. That is safe without a mark:
-expansion and products are in one queue, and an expert is computed before the next one is asked for.
+torch (``Expander``) takes dozens of small launches for one expert. Here those whose bytes have arrived share one, up to
+the number of places. An expert that is still on its way gets a launch of its own, queued behind its copy, so the others
+are computed meanwhile. A launch overwrites what the one before has made. That is safe without a mark: expansion and
+products are in one queue, and an expert is computed before the next one is asked for.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _coded(
 
 
 def places_for(layer: MoeLayer, place_bytes: int) -> int:
-    """As many as a row's picks, within ``MOST_PLACES`` and ``MOST_BYTES``. More picks of a step go in waves."""
+    """As many as a row's picks, within ``MOST_PLACES`` and ``MOST_BYTES``. More picks of a step take more launches."""
     return max(1, min(layer.top_k, MOST_PLACES, MOST_BYTES // place_bytes))
 
 
@@ -158,20 +158,20 @@ class ExpertRing:
         return self.expand([weights])[0]
 
     def for_layer(self, coming: Callable[[], Sequence[ExpertWeights]]) -> Expand:
-        return _Waves(self, coming)
+        return _LayerExpansion(self, coming)
 
-    def expand(self, wave: Sequence[ExpertWeights]) -> list[ExpertWeights]:
+    def expand(self, records: Sequence[ExpertWeights]) -> list[ExpertWeights]:
         """The numbers of up to ``places`` experts, valid until the next call."""
         memory = self._taken()
-        addresses = [weights[0].data_ptr() for weights in wave]  # a record's first tensor lies at its begin
-        addresses += addresses[:1] * (MOST_PLACES - len(wave))
+        addresses = [weights[0].data_ptr() for weights in records]  # a record's first tensor lies at its begin
+        addresses += addresses[:1] * (MOST_PLACES - len(records))
         into = memory.view(torch.int16) if self._dtype is torch.bfloat16 else memory
-        self._kernel[(self._tiles, len(wave))](
+        self._kernel[(self._tiles, len(records))](
             *addresses, into, **self._compiled_for, num_warps=_WARPS, enable_fp_fusion=False
         )
         return [
             tuple(weights[part] if isinstance(part, int) else part for part in views)
-            for weights, views in zip(wave, self._views, strict=False)
+            for weights, views in zip(records, self._views, strict=False)
         ]
 
     def release(self) -> None:
@@ -192,13 +192,13 @@ class ExpertRing:
         return self._memory
 
 
-class _Waves:
+class _LayerExpansion:
     """A layer's experts by an ``ExpertRing``. ``coming``: see ``Expands.for_layer``."""
 
     def __init__(self, ring: ExpertRing, coming: Callable[[], Sequence[ExpertWeights]]) -> None:
         self._ring, self._coming = ring, coming
         self._asked: set[int] = set()  # records by their identity
-        self._ahead: list[tuple[ExpertWeights, ExpertWeights]] = []  # of the last wave, what was not asked for yet
+        self._ahead: list[tuple[ExpertWeights, ExpertWeights]] = []  # of the last launch, what was not asked for yet
 
     def __call__(self, weights: ExpertWeights) -> ExpertWeights:
         self._asked.add(id(weights))
@@ -207,8 +207,8 @@ class _Waves:
                 del self._ahead[number]
                 return numbers
         others = [record for record in self._coming() if id(record) not in self._asked]
-        wave = [weights, *others[: self._ring.places - 1]]
-        (_, own), *self._ahead = zip(wave, self._ring.expand(wave), strict=True)
+        records = [weights, *others[: self._ring.places - 1]]
+        (_, own), *self._ahead = zip(records, self._ring.expand(records), strict=True)
         return own
 
 
