@@ -184,7 +184,7 @@ def _scaled_grouped(experts: int, hidden: int, inner: int, device: torch.device)
 
 def _gpt_oss_kernels(experts: int, hidden: int, inner: int, device: torch.device) -> Step:
     try:
-        from kernels import get_kernel  # type: ignore[import-not-found, unused-ignore]
+        from kernels import get_kernel
         from transformers.integrations import mxfp4 as theirs
 
         theirs.triton_kernels_hub = get_kernel("kernels-community/gpt-oss-triton-kernels", version=1)

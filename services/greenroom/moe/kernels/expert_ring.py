@@ -231,6 +231,7 @@ def expander_for(expert_format: ExpertFormat, layer: MoeLayer, device: torch.dev
             *(expert_format.name, type(reason).__name__, reason),
         )
         return by_torch
+    log.info("experts in %s are expanded by Triton, up to %d in a launch", expert_format.name, ring.places)
     return ring
 
 
