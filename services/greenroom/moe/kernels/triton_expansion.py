@@ -12,8 +12,6 @@ in the same order as there. What is subtracted is exact on both sides, so a fuse
 the launch forbids it all the same. Numbers of bf16 are rounded by their bits: to the nearest, ties to even.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 
