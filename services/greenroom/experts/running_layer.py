@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from itertools import chain, compress, islice
 from types import TracebackType
 from typing import NamedTuple
 
@@ -16,7 +18,7 @@ from greenroom.experts.deciding.predictions import Predictions
 from greenroom.experts.deciding.prefetcher import Prefetcher
 from greenroom.experts.held_outputs import HeldOutputs
 from greenroom.experts.pack.layout import ExpertWeights
-from greenroom.experts.source import Arriving
+from greenroom.experts.source import Arriving, Landing
 from greenroom.policies.base.array_types import NO_KEYS
 from greenroom.policies.base.events import LayerRouting
 from greenroom.policies.base.expert_policy import ExpertPolicy
@@ -74,7 +76,7 @@ class RunningLayer(AbstractContextManager[Arriving]):
                 context.predictions.layer_routed(routing)
                 context.predictions.decided()
                 if context.policy.slot_by_slot:
-                    return self._as_they_land(dict.fromkeys(keys), short_of_slots=False, in_order=order is not None)
+                    return self._landing(keys, short_of_slots=False, in_order=order is not None)
                 return self._residents(keys)
             context.prefetcher.reorder()
             if "streams" in context.policy.hooks:
@@ -84,7 +86,7 @@ class RunningLayer(AbstractContextManager[Arriving]):
             short_of_slots = self._begin(keys)
             context.predictions.layer_routed(routing)  # before more of what was wanted until now is fetched
             context.predictions.decided()
-            return self._as_they_land(dict.fromkeys(keys), short_of_slots, in_order=order is not None)
+            return self._landing(keys, short_of_slots=short_of_slots, in_order=order is not None)
         except BaseException:
             self._unpin_all()
             raise
@@ -115,16 +117,23 @@ class RunningLayer(AbstractContextManager[Arriving]):
         return hits == len(experts)
 
     def _residents(self, keys: list[int]) -> Arriving:
-        """All picked experts are resident: no slot is waited for, so all are unpinned together at the end."""
-        first, tiers = self._first, self._context.tiers
-        pairs = zip([key - first for key in keys], tiers.weights(keys, self._routing.layer), strict=True)
-        return list(pairs) if tiers.in_ram else pairs  # an accelerator may still be filling the last slot
+        """All picked experts have arrived: no slot is waited for, so all are unpinned together at the end."""
+        weights = list(self._context.tiers.weights(keys, self._routing.layer))
+        pairs = list(zip([key - self._first for key in keys], weights, strict=True))
+        if self._context.tiers.in_ram:
+            return pairs
+        coming = deque(weights)
+        return Landing(_one_by_one(pairs, coming), coming)  # on a device predictions are answered between two experts
+
+    def _landing(self, keys: list[int], *, short_of_slots: bool, in_order: bool) -> Landing:
+        coming: deque[ExpertWeights] = deque()
+        return Landing(self._as_they_land(dict.fromkeys(keys), coming, short_of_slots, in_order=in_order), coming)
 
     def _as_they_land(
-        self, todo: dict[int, None], short_of_slots: bool, *, in_order: bool
+        self, todo: dict[int, None], coming: deque[ExpertWeights], short_of_slots: bool, *, in_order: bool
     ) -> Iterator[tuple[int, ExpertWeights]]:
         """Each of ``todo`` once it can be computed. An expert that has run is unpinned at once where others wait for
-        its slot, or the policy wants it used, and else together with the next ones.
+        its slot, or the policy wants it used, and else together with the next ones. ``coming``: see ``Landing``.
         """
         context, layer, slot_by_slot = self._context, self._routing.layer, self._context.policy.slot_by_slot
         while todo:
@@ -139,8 +148,13 @@ class RunningLayer(AbstractContextManager[Arriving]):
                 if short_of_slots or self._passing is not None:  # else all of them are on their way, and pinned
                     short_of_slots = self._begin(list(todo))
                 continue
+            ready, arrived = self._arrived_first(ready, in_order=in_order)
             run: list[int] = []
-            for key, weights in zip(ready, context.tiers.weights(ready, layer), strict=True):
+            each = iter(context.tiers.weights(ready, layer))  # one on its way is taken when those before it are queued
+            coming.extend(islice(each, arrived))
+            for key, weights in zip(ready, chain(tuple(coming), each), strict=True):
+                if coming:
+                    coming.popleft()
                 yield key - self._first, weights
                 del todo[key]
                 run.append(key)
@@ -190,6 +204,17 @@ class RunningLayer(AbstractContextManager[Arriving]):
             return keys[: computable.index(False)]
         return [key for key, can_run in zip(keys, computable, strict=True) if can_run]
 
+    def _arrived_first(self, ready: list[int], *, in_order: bool) -> tuple[list[int], int]:
+        """Those whose bytes have arrived before those that have landed, unless there is an order. And how many of the
+        first have arrived.
+        """
+        here = self._context.tiers.device.resident[ready].tolist()
+        if False not in here:
+            return ready, len(ready)
+        if not in_order:
+            return [*compress(ready, here), *(key for key, one in zip(ready, here, strict=True) if not one)], sum(here)
+        return ready, here.index(False)
+
     def _next_one(self, ready: list[int]) -> list[int]:
         """One at a time. One that passes comes first, since the link waits for its slot; residents fill the gaps."""
         if self._held is not None:
@@ -210,3 +235,11 @@ class RunningLayer(AbstractContextManager[Arriving]):
     def _unpin_all(self) -> None:
         self._context.tiers.release(np.fromiter(self._pinned, dtype=np.int64))
         self._pinned.clear()
+
+
+def _one_by_one(
+    pairs: list[tuple[int, ExpertWeights]], coming: deque[ExpertWeights]
+) -> Iterator[tuple[int, ExpertWeights]]:
+    for pair in pairs:
+        coming.popleft()
+        yield pair

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Protocol, runtime_checkable
@@ -15,6 +16,23 @@ from greenroom.policies.base.events import Prediction, PredictionRequest
 
 Arriving = list[tuple[int, ExpertWeights]] | Iterator[tuple[int, ExpertWeights]]
 """A layer's picked experts: see ExpertSource.routed."""
+
+
+class Landing(Iterator[tuple[int, ExpertWeights]]):
+    """Experts as they land, of a source that says which come next.
+
+    ``coming``: the weights of those that come next, in this order, as far as they have arrived: work on them waits for
+    no copy. Their slots are not filled anew before each of them has been handed out and has run.
+    """
+
+    __slots__ = ("_experts", "coming")
+
+    def __init__(self, experts: Iterator[tuple[int, ExpertWeights]], coming: deque[ExpertWeights]) -> None:
+        self._experts = experts
+        self.coming = coming
+
+    def __next__(self) -> tuple[int, ExpertWeights]:
+        return next(self._experts)
 
 
 class ExpertSource(Protocol):
@@ -53,7 +71,8 @@ class ExpertSource(Protocol):
         """The layer's router picked ``picks[T, k]``. A pick at or above the number of experts is none.
 
         Yields each distinct picked expert once with its weights, in any order. From a list: all are resident, and stay
-        so until the context is left. From an iterator: asking for the next expert says that the last one has run.
+        so until the context is left. From an iterator: asking for the next expert says that the last one has run; if
+        it is a ``Landing`` it says which come next.
         Raises TransferFailed if an expert can not be fetched. Leaving the context releases all.
         """
         ...

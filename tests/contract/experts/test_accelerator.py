@@ -20,12 +20,14 @@ from greenroom.experts.copying.transfers import StagedReads
 from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
 from greenroom.experts.pack.direct_io import ReadSettings
 from greenroom.experts.pack.layout import ExpertWeights, PackLayer, PackManifest, RecordLayout
+from greenroom.experts.source import Arriving, Landing
 from greenroom.policies.base.events import Prediction, PredictionRequest
 from greenroom.policies.base.expert_policy import Target
 from tests.contract.experts.engines import POLICIES, READS, routes
 from tests.examples import examples
 from tests.unit.experts.fake_accelerator import FakeAccelerator
 from tests.unit.experts.fakes import FakeStore
+from tests.waiting import until_others
 
 LAYERS, EXPERTS, TOP_K = 3, 6, 2
 RECORD = RecordLayout.of([("w", (90, 30), "float32")])  # three pages
@@ -58,9 +60,13 @@ class Bench:
         picks = np.array([[e, (e + 1) % EXPERTS] for e in experts], dtype=np.int64)
         self.engine.layer_entered(layer)
         seen = []
+        ahead: list[torch.Tensor] = []
         with self.engine.routed(layer, picks) as landing:
             for expert, (weights,) in landing:
                 value = 100.0 * layer + expert
+                if ahead:
+                    assert ahead[0] is weights, "what was said to come next"
+                ahead = self._said_to_come(landing, [100.0 * layer + pick for pick in picks.ravel().tolist()])
                 if self.accelerator is None:
                     assert bool((weights == value).all())
                 else:
@@ -69,6 +75,17 @@ class Bench:
                 self.engine.audit()
         assert sorted(seen) == np.unique(picks).tolist()
         assert self.engine.device.pinned == 0
+
+    def _said_to_come(self, landing: Arriving, values: list[float]) -> list[torch.Tensor]:
+        """All of it has arrived by now, or is found wrong. ``values``: of the layer's experts."""
+        coming = [weights for (weights,) in landing.coming] if isinstance(landing, Landing) else []
+        if self.accelerator is not None:
+            self.accelerator.wrong += [
+                f"{weights.flatten()[0]} was said to have arrived"
+                for weights in coming
+                if not np.isin(weights.numpy(), values).all()
+            ]
+        return coming
 
     def steps(self, steps: list[list[list[int]]]) -> list[str]:
         """Run them; returns what failed. The movers' failures fail the layer that needed the expert."""
@@ -304,4 +321,47 @@ def test_slots_of_a_device_that_held_all_are_filled_anew_after_what_read_them() 
     engine.policy.target = None
     engine.preload(leaving)
     assert (engine.device.slot_of[leaving] != slots[leaving]).any(), "this test can see nothing"
+    assert bench.close() == []
+
+
+class Withholding(FakeAccelerator):
+    """Copies are queued, and none is done before ``let`` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.let = threading.Event()
+        self.let.set()
+
+    def put_off(self) -> None:
+        assert self.let.wait(20)
+
+    @property
+    def queued_copies(self) -> int:
+        return len(self._queues["copy"])
+
+
+def test_what_has_landed_and_not_arrived_is_not_said_to_come() -> None:
+    """Work on it would hold up what is queued behind."""
+    accelerator = Withholding()
+    bench = Bench("lru", 12, LAYERS * EXPERTS, accelerator=accelerator)
+    engine, here = bench.engine, np.array([[0, 1]])
+    engine.preload([EXPERTS, EXPERTS + 1])
+    rows, seen = np.zeros(2, dtype=np.int64), []
+    before = accelerator.queued_copies
+    accelerator.let.clear()
+
+    def both_queued() -> bool:
+        engine._on_demand.deliver()  # what was read to the host goes on
+        return accelerator.queued_copies == before + 2
+
+    with engine.step(rows, rows == 0), engine.routed(1, np.concatenate([here, here + 2])) as landing:
+        assert isinstance(landing, Landing)
+        for expert, _ in landing:
+            seen.append((expert, len(landing.coming)))
+            if expert == 1:
+                until_others(both_queued, "both copies are queued", within_s=20)
+            if len(seen) == 4:
+                accelerator.let.set()
+    assert seen[:2] == [(0, 1), (1, 0)]
+    assert sorted(seen[2:]) == [(2, 0), (3, 0)]
     assert bench.close() == []

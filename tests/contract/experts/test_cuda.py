@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from greenroom.experts.copying.cuda import accelerator_of
 from greenroom.experts.copying.hardware import RealHardware
 from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
 from greenroom.experts.pack.layout import PackLayer, PackManifest, RecordLayout
+from greenroom.moe.formats.expert_format import Expander
+from greenroom.moe.kernels.expert_ring import ExpertRing, expander_for
 from greenroom.moe.routing.expert_mlp import ExpertMlpProvider
 from greenroom.policies.base.artifacts import artifact_of
 from greenroom.policies.base.events import LayerRouting, Phase, Prediction, PredictionRequest, Step
@@ -21,6 +24,7 @@ from greenroom.policies.duoserve.literal import EXPERT_MLP
 from tests.contract.experts.engines import POLICIES, READS
 from tests.contract.prepared_policies import mlp_file
 from tests.unit.experts.fakes import FakeStore
+from tests.unit.kernels.stored_experts import STORED, same_bits, stored_experts
 
 pytestmark = [
     pytest.mark.cuda,
@@ -117,3 +121,24 @@ def test_networks_compute_beside_the_model_and_are_polled() -> None:
         assert expected is not None
         np.testing.assert_allclose(found.values, expected.values, rtol=1e-2, atol=1e-2)
         assert there.poll() is None
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_triton_expands_records_to_the_bit(name: str) -> None:
+    """Of slots of one arena, several in a launch; torch's own expansion on the same GPU says what is right."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        own, layer, records = stored_experts(name, 544, 96, dtype, count=6)
+        ring = expander_for(own, layer, device)
+        assert isinstance(ring, ExpertRing), "the log says why torch expands"
+        layout = own.record(layer)
+        arena = torch.randint(0, 256, (len(records), layout.nbytes), dtype=torch.uint8, device=device)
+        slots = [layout.views(arena[number]) for number in torch.randperm(len(records)).tolist()]
+        for slot, record in zip(slots, records, strict=True):
+            for view, part in zip(slot, record, strict=True):
+                view.copy_(part)
+        by_torch = Expander(own, layer)
+        for _ in range(3):  # a launch overwrites what the one before has made
+            one = ring.for_layer(partial(list, slots))
+            for slot in slots:
+                assert same_bits(one(slot), by_torch(slot))

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
 from greenroom import LLM, SamplingParams
 from greenroom.demo.tasks import TASKS, samples
+from greenroom.experts.pack.layout import ExpertWeights
 from greenroom.llm import GenerationFailed
+from greenroom.moe.architecture.moe_layers import MoeLayer
+from greenroom.moe.formats.expert_format import Expander, ExpertFormat
+from greenroom.moe.kernels.expert_ring import ExpertRing
 from greenroom.worker.model.model_engine import ModelEngine
 from tests.contract.prepared_policies import LITERAL, mlp_file
 from tests.mxfp4_checkpoints import save_mxfp4
@@ -51,6 +55,7 @@ class Device:
 
     def __init__(self, kind: str, cache: Path) -> None:
         self.watch: Callable[[], AbstractContextManager[Watch]] = watched if kind == "stand-in" else _watched_gpu
+        self.kind = kind
         self._cache = cache
 
     def llm(self, memory: str, host: str = "0%", **options: Any) -> LLM:
@@ -186,11 +191,28 @@ def test_logits_are_equal_to_the_bit_at_three_budgets(device: Device) -> None:
         assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
 
-def test_experts_stay_as_they_are_stored(device: Device, tmp_path: Path) -> None:
-    """Expanded on the device, one at a time. No step waits for that."""
+class RingByTorch(ExpertRing):
+    """Launches as on a GPU. Each expert of one is expanded by torch, which the stand-in has."""
+
+    launches: ClassVar[list[int]] = []
+
+    def __init__(self, expert_format: ExpertFormat, layer: MoeLayer, device: torch.device | None) -> None:
+        super().__init__(expert_format, layer, device or torch.device("cpu"))
+        self._each = [Expander(expert_format, layer) for _ in range(self.places)]
+
+    def expand(self, records: Sequence[ExpertWeights]) -> list[ExpertWeights]:
+        self.launches.append(len(records))
+        return [one(weights) for one, weights in zip(self._each, records, strict=False)]
+
+
+def test_experts_stay_as_they_are_stored(device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Expanded on the device, one at a time or those that have arrived together. No step waits for that."""
     folder = save_mxfp4(tmp_path / "model", tokenizer=True)
     seen = []
-    for kept, memory in (("expanded", "100%"), ("stored", "100%"), ("stored", "25%")):
+    for kept, memory, together in (("expanded", "100%", False), ("stored", "100%", False), ("stored", "25%", True)):
+        if together and device.kind == "stand-in":
+            monkeypatch.setattr("greenroom.moe.kernels.expert_hooks.expander_for", RingByTorch)
+            RingByTorch.launches.clear()
         with device.llm(memory, model=str(folder), experts_as=kept) as llm:
             texts(llm, SHORT[:1])
             engine, before = llm.worker.experts, llm.worker.experts.counters.steps
@@ -198,7 +220,10 @@ def test_experts_stay_as_they_are_stored(device: Device, tmp_path: Path) -> None
                 found = texts(llm, SHORT)
             assert len(watch.blocking) == (engine.counters.steps - before) * (engine.catalogue.layers + 1)
             assert llm.worker.pack.manifest.formats == ("mxfp4" if kept == "stored" else "plain",)
+            rings = [isinstance(one, ExpertRing) for one in llm.worker.hooks.expanders.values()]
+            assert rings == ([] if kept == "expanded" else [together or device.kind == "gpu"])
             seen.append(found)
+    assert device.kind == "gpu" or {1, 2} <= set(RingByTorch.launches)
     assert seen[0] == seen[1] == seen[2]
     assert len(set(seen[0])) > 1
 

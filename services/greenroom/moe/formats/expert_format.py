@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -118,8 +118,35 @@ class Plain:
 PLAIN_FORMAT: ExpertFormat = Plain()
 
 
+Expand = Callable[[ExpertWeights], ExpertWeights]
+"""From a record to its expert's tensors as numbers, in the order of ``MoeLayer.tensors``; valid until the next call."""
+
+
+class Expands(Protocol):
+    """Makes numbers of the records of layers that are built alike, in memory of its own."""
+
+    def __call__(self, weights: ExpertWeights) -> ExpertWeights:
+        """See ``Expand``."""
+        ...
+
+    def for_layer(self, coming: Callable[[], Sequence[ExpertWeights]]) -> Expand:
+        """For the experts of a layer, each once. ``coming()``: the records of those whose turn is next, in this order,
+        as far as they have arrived; they stay until they have run. They may be expanded ahead.
+        """
+        ...
+
+    def release(self) -> None:
+        """Give the memory back until the next call."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """What a call takes."""
+        ...
+
+
 class Expander:
-    """Expands the experts of layers that are built alike, one at a time, into memory of its own.
+    """An ``Expands`` by torch, one expert at a time.
 
     Each expert overwrites the one before. On a device that is safe too: all of it is in one queue of work.
     """
@@ -130,7 +157,6 @@ class Expander:
         self._into: ExpertWeights | None = None
 
     def __call__(self, weights: ExpertWeights) -> ExpertWeights:
-        """The expert's tensors as numbers, in the order of ``MoeLayer.tensors``; valid until the next call."""
         into = self._into
         # Tensors of inference mode can not be written to outside of it.
         if into is None or (into[0].is_inference() and not torch.is_inference_mode_enabled()):
@@ -142,12 +168,13 @@ class Expander:
             self._format.expand(self._layer, weights, into)
         return into
 
+    def for_layer(self, coming: Callable[[], Sequence[ExpertWeights]]) -> Expand:
+        return self
+
     def release(self) -> None:
-        """Give the memory back until the next call."""
         self._into = None
 
     @property
     def nbytes(self) -> int:
-        """What a call takes."""
         own = sum(math.prod(tensor.shape) * tensor.dtype.itemsize for tensor in self._layer.tensors)
         return own + self._format.expanding_bytes(self._layer)

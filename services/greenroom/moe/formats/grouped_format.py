@@ -29,6 +29,11 @@ Part = tuple[str, tuple[int, ...], str]
 """One of the tensors that a record has for a matrix: the end of its name, its shape, its dtype."""
 
 
+def is_matrix(tensor: ExpertTensor) -> bool:
+    """Whether it is one of an expert's matrices, and not a bias."""
+    return len(tensor.shape) == 2
+
+
 def is_joined(tensor: ExpertTensor) -> bool:
     """Whether it is gates, and behind them as many ups."""
     return tensor.name.startswith("gate_up_proj")
@@ -72,19 +77,19 @@ class GroupedFormat(ABC):
     def expand(self, layer: MoeLayer, weights: ExpertWeights, into: ExpertWeights) -> None:
         left = iter(weights)
         for tensor, target in zip(layer.tensors, into, strict=True):
-            if _is_matrix(tensor):
+            if is_matrix(tensor):
                 parts = [next(left) for _ in self._parts_of(tensor)]
                 self._expand(parts, target, joined=is_joined(tensor))
             else:
                 target[:] = next(left)
 
     def expanding_bytes(self, layer: MoeLayer) -> int:
-        widest = max(units_of(tensor.shape[1]) * UNIT for tensor in layer.tensors if _is_matrix(tensor))
+        widest = max(units_of(tensor.shape[1]) * UNIT for tensor in layer.tensors if is_matrix(tensor))
         return max(_AT_ONCE, PANEL * widest) * _EXPANDING_BYTES
 
     def _record(self, layer: MoeLayer) -> Iterator[Part]:
         for tensor in layer.tensors:
-            if not _is_matrix(tensor):
+            if not is_matrix(tensor):
                 yield plain_record(tensor)
                 continue
             for end, shape, dtype in self._parts_of(tensor):
@@ -163,7 +168,3 @@ class GroupedPair(GroupedFormat):
 
     def of_matrix(self, *, joined: bool) -> MatrixFormat:
         return self._first if joined else self._second
-
-
-def _is_matrix(tensor: ExpertTensor) -> bool:
-    return len(tensor.shape) == 2

@@ -34,7 +34,8 @@ from greenroom.experts.pack.pack_file import PackFile
 from greenroom.experts.source import Arriving
 from greenroom.moe.attention.kv_cache import KVStore
 from greenroom.moe.attention.ragged_attention import Chunk
-from greenroom.moe.formats.expert_format import EncodesNumbers, Expander
+from greenroom.moe.formats.expert_format import Expands
+from greenroom.moe.formats.invented import invented_record
 from greenroom.moe.forward.ragged_model import RaggedModel
 from greenroom.moe.kernels.expert_hooks import hook_of
 from greenroom.moe.kernels.expert_products import Grouped, NativeSum, PickedExpert, TorchSum
@@ -57,9 +58,6 @@ _ROUNDS = 3
 _PREFERRED = 1.1
 """How many times as fast torch has to be. The compiled products have a benefit, which is worth a tenth of the speed: a
 text does not change with its company."""
-
-_SPREAD = 0.02
-"""Of random weights: about what trained ones have."""
 
 _CONTEXT = 32
 """Tokens of each decoding sequence."""
@@ -215,28 +213,9 @@ class _Invented:
     def expert(self, layer: PackLayer) -> ExpertWeights:
         key = layer.format, layer.layout
         if key not in self._made:
-            self._made[key] = self._expert(layer)
+            own = self._formats[layer.name]
+            self._made[key] = layer.layout.views(invented_record(own, self._layers[layer.name]))
         return self._made[key]
-
-    def _expert(self, layer: PackLayer) -> ExpertWeights:
-        generator = torch.Generator().manual_seed(0)
-        weights = layer.layout.views(torch.zeros(layer.layout.nbytes, dtype=torch.uint8))
-        own = self._formats[layer.name]
-        if isinstance(own, EncodesNumbers):  # not any bytes are codes
-            left = iter(weights)
-            for tensor in self._layers[layer.name].tensors:
-                numbers = torch.empty(tensor.shape, dtype=tensor.dtype).normal_(0.0, _SPREAD, generator=generator)
-                for made in own.encode(tensor, numbers).values():
-                    next(left).copy_(made)
-            return weights
-        for part in weights:
-            if part.is_floating_point():
-                part.normal_(0.0, _SPREAD, generator=generator)
-            elif part.dtype is torch.int32:  # an order of inputs
-                torch.arange(part.numel(), out=part.view(-1))
-            else:
-                part.random_(96, 128, generator=generator)  # as codes anything, as scales nothing large
-        return weights
 
 
 class _SameExpert(ResidentExperts):
@@ -247,7 +226,7 @@ class _SameExpert(ResidentExperts):
         return contextlib.nullcontext([(int(e), experts[e]) for e in np.unique(picks) if e < len(experts)])
 
 
-def _expanded(expand: Expander, weights: ExpertWeights, clock: Callable[[], float]) -> tuple[ExpertWeights, float]:
+def _expanded(expand: Expands, weights: ExpertWeights, clock: Callable[[], float]) -> tuple[ExpertWeights, float]:
     """A record's numbers, and the seconds that making them takes. torch's products take so much longer, whatever their
     rows. It is timed here, since it would leave no time to measure more than a row or two."""
     expand(weights)  # the first time touches pages

@@ -9,8 +9,9 @@ import torch
 
 from greenroom.experts.source import ExpertSource
 from greenroom.moe.architecture.moe_layers import ExpertTensor, MoeLayer
-from greenroom.moe.formats.expert_format import Expander, ExpertFormat
+from greenroom.moe.formats.expert_format import Expands, ExpertFormat
 from greenroom.moe.kernels.expert_products import Products
+from greenroom.moe.kernels.expert_ring import expander_for
 from greenroom.moe.native.rows import ClampedGate, NativeRows
 
 RouterObserver = Callable[[int, torch.Tensor], None]
@@ -40,11 +41,14 @@ class ModelHooks:
         self.source: ExpertSource | None = None
         self.on_router_logits: RouterObserver | None = None
         self.look_ahead: LookAheadHook | None = None
-        self.expanders: dict[tuple[str, tuple[ExpertTensor, ...]], Expander] = {}
+        self.expanders: dict[tuple[str, tuple[ExpertTensor, ...]], Expands] = {}
 
-    def expander(self, expert_format: ExpertFormat, layer: MoeLayer) -> Expander:
-        """One for all layers that are built like this one."""
-        return self.expanders.setdefault((expert_format.name, layer.tensors), Expander(expert_format, layer))
+    def expander(self, expert_format: ExpertFormat, layer: MoeLayer, device: torch.device | None = None) -> Expands:
+        """One for all layers that are built like this one. ``device``: where they compute; None: on the CPU."""
+        key = expert_format.name, layer.tensors
+        if key not in self.expanders:
+            self.expanders[key] = expander_for(expert_format, layer, device)
+        return self.expanders[key]
 
 
 class LayerHook:
@@ -67,7 +71,7 @@ class LayerHook:
         masking: str | None = None,
         gate: ClampedGate | None = None,
         products: Products | None = None,
-        expand: Expander | None = None,
+        expand: Expands | None = None,
     ) -> None:
         self.expand = expand
         self.gate = gate

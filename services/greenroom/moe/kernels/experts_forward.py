@@ -9,7 +9,7 @@ in another order; with them results are equal to the bit between budgets, polici
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch import nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from greenroom.experts.pack.layout import ExpertWeights
+from greenroom.experts.source import Arriving, Landing
 from greenroom.moe.kernels.expert_hooks import LayerHook, LookAheadHook, hook_of
 from greenroom.moe.kernels.expert_products import Compute, ExpertSum, Grouped, NativeSum, PickedExpert, TorchSum
 
@@ -41,11 +42,11 @@ def experts_forward(
     if look_ahead is not None:
         look_ahead.answer()  # gives what the layer before asked for
     with hook.source.routed(hook.layer, picks) as arriving:
+        compute = expert_of(module, arriving)
         if look_ahead is not None:
             look_ahead(hook.layer, hidden_states)
             if not isinstance(arriving, list):
                 arriving = _answering(arriving, look_ahead)
-        compute = expert_of(module)
         if hook.native is not None:
             total = NativeSum(hidden_states, top_k_weights, grouped, compute, hook.native, hook.products)
             return combine(grouped, arriving, total)
@@ -108,12 +109,20 @@ def _left_out(experts: Iterable[int]) -> RuntimeError:
     return RuntimeError(f"the source left out the experts {sorted(experts)}")
 
 
-def expert_of(module: Any) -> Compute:
+def expert_of(module: Any, arriving: Arriving) -> Compute:
     """An expert of a module by torch, of the records that its source has."""
-    expand = hook_of(module).expand
-    if expand is None:
+    expands = hook_of(module).expand
+    if expands is None:
         return partial(expert_by_torch, module)
+    expand = expands.for_layer(partial(_coming, arriving))
     return lambda rows, weights: expert_by_torch(module, rows, expand(weights))
+
+
+def _coming(arriving: Arriving) -> Sequence[ExpertWeights]:
+    """See ``Expands.for_layer``. Of a list all: those that have run are not asked for again."""
+    if isinstance(arriving, Landing):
+        return arriving.coming
+    return [weights for _, weights in arriving] if isinstance(arriving, list) else ()
 
 
 def expert_by_torch(module: Any, rows: torch.Tensor, weights: ExpertWeights) -> torch.Tensor:

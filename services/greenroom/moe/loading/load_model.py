@@ -137,7 +137,7 @@ def load(
         if native is not None:
             native = own = own or native.for_a_model()
             compiled = products_of(native, experts, stored)
-        expand = None if stored is PLAIN_FORMAT else hooks.expander(stored, layer)
+        expand = None if stored is PLAIN_FORMAT else hooks.expander(stored, layer, device)
         hook = LayerHook(number, hooks, native, masking, clamped_gate_of(experts), compiled, expand)
         _install(hook, model, layer)
         if router is not None:
