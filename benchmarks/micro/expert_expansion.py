@@ -44,7 +44,7 @@ from greenroom.moe.formats.int4.record import Int4
 from greenroom.moe.formats.int8 import INT8
 from greenroom.moe.formats.invented import invented_record
 from greenroom.moe.formats.k_quants import Q4_K, Q6_K
-from greenroom.moe.formats.lossless import LOSSLESS
+from greenroom.moe.formats.lossless.codes import LOSSLESS
 from greenroom.moe.formats.mxfp4 import BLOCK, MXFP4
 from greenroom.moe.kernels.expert_products import Compute, Grouped, TorchSum
 from greenroom.moe.kernels.expert_ring import ExpertRing

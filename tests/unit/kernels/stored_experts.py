@@ -13,7 +13,7 @@ from greenroom.moe.architecture.moe_layers import MoeLayer
 from greenroom.moe.formats.expert_format import ExpertFormat
 from greenroom.moe.formats.gguf_storage import GGUF_PAIRS
 from greenroom.moe.formats.k_quants import Q4_K, Q6_K
-from greenroom.moe.formats.lossless import LOSSLESS
+from greenroom.moe.formats.lossless.codes import LOSSLESS
 from greenroom.moe.formats.mxfp4 import MXFP4
 from tests.unit.kernels.grouped_weights import SAMPLES, grouped_weights, swiglu_layer
 from tests.unit.kernels.lossless_weights import lossless_record, matrix
@@ -63,7 +63,7 @@ def stored_experts(
     elif name == LOSSLESS.name:
         own, layer = LOSSLESS, swiglu_layer(hidden, inner, torch.bfloat16)
         records = [
-            lossless_record(tuple(noise(seed, tensor.shape, rare=40) for tensor in layer.tensors))
+            lossless_record(LOSSLESS, tuple(noise(seed, tensor.shape, rare=40) for tensor in layer.tensors))
             for seed in range(count)
         ]
     else:

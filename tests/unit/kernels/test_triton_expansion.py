@@ -27,7 +27,7 @@ from greenroom.experts.pack.pack_file import PackFile
 from greenroom.experts.source import Arriving
 from greenroom.moe.architecture.moe_layers import ExpertTensor, MoeLayer
 from greenroom.moe.formats.expert_format import PLAIN_FORMAT, Expander
-from greenroom.moe.formats.lossless import LOSSLESS
+from greenroom.moe.formats.lossless.codes import LOSSLESS
 from greenroom.moe.formats.mxfp4 import MXFP4
 from greenroom.moe.kernels import expert_ring
 from greenroom.moe.kernels.expert_ring import MOST_BYTES, ExpertRing, Unsuited, expander_for, places_for
@@ -119,7 +119,7 @@ def test_rare_exponents_are_put_right(outputs: int, inputs: int, rare: int, seed
     layer = MoeLayer("experts", 1, 1, tensors, stacked=True)
     numbers = tuple(noise(seed, tensor.shape, rare) for tensor in tensors)
     try:
-        (record,) = in_slots(LOSSLESS, layer, [lossless_record(numbers)])
+        (record,) = in_slots(LOSSLESS, layer, [lossless_record(LOSSLESS, numbers)])
     except GreenroomError:  # more of them than there is room for
         return
     assert same_bits(ExpertRing(LOSSLESS, layer, CPU)(record), numbers)

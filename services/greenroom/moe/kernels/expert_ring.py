@@ -23,7 +23,7 @@ from greenroom.moe.architecture.moe_layers import ExpertTensor, MoeLayer
 from greenroom.moe.formats.expert_format import Expand, Expander, Expands, ExpertFormat
 from greenroom.moe.formats.grouped_format import GroupedFormat, is_joined, is_matrix
 from greenroom.moe.formats.invented import invented_record
-from greenroom.moe.formats.lossless import LOSSLESS
+from greenroom.moe.formats.lossless.codes import LOSSLESS
 from greenroom.moe.formats.mxfp4 import MXFP4
 from greenroom.moe.formats.panels import panels_of
 
