@@ -13,7 +13,7 @@ from typing import Final
 import torch
 
 from greenroom.core.errors import CorruptCheckpoint
-from greenroom.experts.pack.layout import ExpertWeights, RecordLayout
+from greenroom.experts.pack.layout import DTYPES, ExpertWeights, RecordLayout
 from greenroom.moe.architecture.moe_layers import ExpertTensor, MoeLayer
 from greenroom.moe.formats.expert_format import ExpertFormat, plain_record
 from greenroom.moe.formats.panels import HALF, PANEL, UNIT, panels_of, units_of
@@ -142,6 +142,24 @@ class MatrixFormat(GroupedFormat):
     def lay_out(self, stored: Sequence[torch.Tensor], *, joined: bool) -> tuple[torch.Tensor, ...]:
         """The ``parts`` of a matrix, and the order of its inputs where the products have one."""
         ...
+
+    def parts_alone(self, outputs: int, inputs: int) -> tuple[Part, ...]:
+        """Of a matrix that belongs to no expert, ``lay_out_alone``'s."""
+        return self._parts_of(ExpertTensor("weight", (outputs, inputs), torch.bfloat16))
+
+    def lay_out_alone(self, stored: Sequence[torch.Tensor], inputs: int) -> tuple[torch.Tensor, ...]:
+        """As ``lay_out``, a few panels at a time: meanwhile it takes little more than its result."""
+        outputs = len(stored[0])
+        made = tuple(torch.empty(shape, dtype=DTYPES[dtype]) for _, shape, dtype in self.parts_alone(outputs, inputs))
+        of_outputs = len(stored) - self.products[1].ordered
+        step = max(1, _AT_ONCE // (inputs * PANEL))
+        for panel in range(0, len(made[0]), step):
+            rows = slice(panel * PANEL, (panel + step) * PANEL)
+            some = self.lay_out([*(part[rows] for part in stored[:of_outputs]), *stored[of_outputs:]], joined=False)
+            for number, (into, part) in enumerate(zip(made, some, strict=True)):
+                in_panels = number < len(made) - self.products[1].ordered
+                (into[panel : panel + step] if in_panels else into).copy_(part)
+        return made
 
     @abstractmethod
     def numbers(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
