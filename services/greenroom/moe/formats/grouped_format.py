@@ -13,7 +13,7 @@ from typing import Final
 import torch
 
 from greenroom.core.errors import CorruptCheckpoint
-from greenroom.experts.pack.layout import DTYPES, ExpertWeights, RecordLayout
+from greenroom.experts.pack.layout import ExpertWeights, RecordLayout
 from greenroom.moe.architecture.moe_layers import ExpertTensor, MoeLayer
 from greenroom.moe.formats.expert_format import ExpertFormat, plain_record
 from greenroom.moe.formats.panels import HALF, PANEL, UNIT, panels_of, units_of
@@ -144,22 +144,18 @@ class MatrixFormat(GroupedFormat):
         ...
 
     def parts_alone(self, outputs: int, inputs: int) -> tuple[Part, ...]:
-        """Of a matrix that belongs to no expert, ``lay_out_alone``'s."""
+        """What is kept of a matrix that belongs to no expert."""
         return self._parts_of(ExpertTensor("weight", (outputs, inputs), torch.bfloat16))
 
-    def lay_out_alone(self, stored: Sequence[torch.Tensor], inputs: int) -> tuple[torch.Tensor, ...]:
-        """As ``lay_out``, a few panels at a time: meanwhile it takes little more than its result."""
-        outputs = len(stored[0])
-        made = tuple(torch.empty(shape, dtype=DTYPES[dtype]) for _, shape, dtype in self.parts_alone(outputs, inputs))
-        of_outputs = len(stored) - self.products[1].ordered
-        step = max(1, _AT_ONCE // (inputs * PANEL))
-        for panel in range(0, len(made[0]), step):
-            rows = slice(panel * PANEL, (panel + step) * PANEL)
-            some = self.lay_out([*(part[rows] for part in stored[:of_outputs]), *stored[of_outputs:]], joined=False)
-            for number, (into, part) in enumerate(zip(made, some, strict=True)):
-                in_panels = number < len(made) - self.products[1].ordered
-                (into[panel : panel + step] if in_panels else into).copy_(part)
-        return made
+    def lay_out_alone(self, stored: Sequence[torch.Tensor], into: Sequence[torch.Tensor]) -> None:
+        """As ``lay_out``, into tensors like ``parts_alone``. A few panels at a time, so it takes little meanwhile."""
+        orders = int(self.products[1].ordered)  # of the inputs, behind what outputs have
+        step = max(1, _AT_ONCE // (stored[0].shape[1] * PANEL))
+        for panel in range(0, len(into[0]), step):
+            some = [part[panel * PANEL : (panel + step) * PANEL] for part in stored[: len(stored) - orders]]
+            made = self.lay_out([*some, *stored[len(some) :]], joined=False)
+            for number, (target, part) in enumerate(zip(into, made, strict=True)):
+                (target[panel : panel + step] if number < len(into) - orders else target).copy_(part)
 
     @abstractmethod
     def numbers(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:

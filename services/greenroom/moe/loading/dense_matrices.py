@@ -13,7 +13,7 @@ from torch import nn
 from greenroom.checkpoints.safetensors_headers import StoredTensor
 from greenroom.checkpoints.shard_reader import ShardReader, typed
 from greenroom.core.errors import CorruptCheckpoint
-from greenroom.experts.pack.layout import RecordLayout
+from greenroom.experts.pack.layout import DTYPES, RecordLayout
 from greenroom.moe.architecture.moe_layers import MoeLayer
 from greenroom.moe.formats.expert_format import BadCodes
 from greenroom.moe.formats.grouped_format import MatrixFormat
@@ -41,8 +41,14 @@ class StoredMatrix:
         """In memory."""
         return RecordLayout.of(self.format.parts_alone(self.outputs, self.inputs)).weight_bytes
 
-    def read(self, reader: ShardReader, dtype: torch.dtype, gguf: GgufLayout | None) -> GroupedMatrix:
-        """The matrix, laid out for the compiled products. ``dtype``: the model's. ``gguf``: of a file that is such.
+    def room(self) -> GroupedMatrix:
+        """The memory for it. Nothing has been written there yet."""
+        parts = self.format.parts_alone(self.outputs, self.inputs)
+        tensors = tuple(torch.empty(shape, dtype=DTYPES[dtype]) for _, shape, dtype in parts)
+        return GroupedMatrix(self.format.products[1], self.outputs, tensors)
+
+    def read(self, reader: ShardReader, dtype: torch.dtype, gguf: GgufLayout | None, into: GroupedMatrix) -> None:
+        """Read it and lay it out for the compiled products. ``dtype``: the model's. ``gguf``: of a file that is such.
 
         Raises CorruptCheckpoint for codes that mean no numbers, and for another shape than the model's.
         """
@@ -56,7 +62,7 @@ class StoredMatrix:
                 f"{self.stored[0].name} in {self.stored[0].shard} has codes of {shape}, and by the configuration "
                 f"{self.module} is {(self.outputs, self.inputs)}"
             )
-        return GroupedMatrix(self.format.products[1], self.outputs, self.format.lay_out_alone(codes, self.inputs))
+        self.format.lay_out_alone(codes, into.tensors)
 
 
 def read_parts(

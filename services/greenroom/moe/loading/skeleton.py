@@ -83,14 +83,19 @@ def _unquantized(config: Any) -> Any:
 
 
 def _store(model: Any, plan: ExpertPlan) -> None:
-    """Matrices that stay codes, the largest first: reading it takes most beside itself, while there is least."""
+    """Matrices that stay codes. What reading one takes comes and goes: all memory that stays is taken before, lest it
+    lies between, and the largest is read first, while there is least beside it.
+    """
     if not plan.dense_stored:
         return
     native = native_rows()
+    ordered = sorted(plan.dense_stored.values(), key=lambda one: -one.nbytes)
+    rooms = [one.room() for one in ordered]
     with ShardReader() as reader:
-        for one in sorted(plan.dense_stored.values(), key=lambda one: -one.nbytes):
+        for one, room in zip(ordered, rooms, strict=True):
+            one.read(reader, plan.dtype, plan.checkpoint.gguf, room)
             module: Any = model.get_submodule(one.module)
-            module.store(native, one.read(reader, plan.dtype, plan.checkpoint.gguf))
+            module.store(native, room)
 
 
 def _dense_weights(plan: ExpertPlan) -> dict[str, torch.Tensor]:
