@@ -183,10 +183,10 @@ def linear_arms(
     layout, codes = matrix_format.record(layer), matrix_format.products[1]
     stored, expanded = [], []
     for _ in range(max(2, -(-memory // layout.nbytes))):
-        made = matrix_format.make(
-            tensor, stored_as(torch.randn(outputs, inputs, generator=generator), codes.group, generator)
-        )
-        parts, numbers = tuple(made.values()), torch.empty(tensor.shape, dtype=tensor.dtype)
+        parts = layout.views(torch.zeros(layout.nbytes, dtype=torch.uint8))
+        numbers = torch.empty(tensor.shape, dtype=tensor.dtype)
+        noise = torch.randn(outputs, inputs, generator=generator)
+        matrix_format.lay_out_alone(stored_as(noise, codes.group, generator), parts)
         matrix_format.expand(layer, parts, (numbers,))
         stored.append((native.linear_weights(GroupedMatrix(codes, outputs, parts)), parts))
         expanded.append((native.linear_weights(numbers), numbers))
