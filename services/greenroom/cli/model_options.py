@@ -77,7 +77,6 @@ checkpoint_options = stack(
         help="What the weights are computed in: auto (the checkpoint's), bfloat16, float16, float32.",
     ),
     experts_as_option,
-    dense_as_option,
     click.option(
         "--cache-dir",
         type=click.Path(file_okay=False, path_type=Path),
@@ -88,6 +87,7 @@ checkpoint_options = stack(
 
 runtime_options = stack(
     device_option,
+    dense_as_option,
     click.option(
         "--expert-memory",
         default="auto",
