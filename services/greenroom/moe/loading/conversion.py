@@ -35,6 +35,7 @@ from greenroom.moe.architecture.families import unsupported
 from greenroom.moe.architecture.moe_layers import ExpertTensor, MoeLayer, blueprint, describe_layers
 from greenroom.moe.formats.expert_format import PLAIN_FORMAT, BadCodes, EncodesNumbers, ExpertFormat
 from greenroom.moe.formats.gguf_storage import GgufMxfp4, matrix_format_of, storage_of
+from greenroom.moe.formats.grouped_format import MatrixFormat
 from greenroom.moe.formats.registry import shipped
 from greenroom.moe.formats.stored_matrix import MatrixStorage
 from greenroom.moe.loading.checkpoint import Checkpoint
@@ -178,7 +179,7 @@ class ExpertPlan:
         self.dense: dict[str, StoredTensor] = {}
         self.dense_in_parts: dict[str, dict[str, StoredTensor]] = {}
         self.unused_biases: list[StoredTensor] = []
-        self._unconverted: dict[str, str] = {}  # a dense tensor's name in the model, by its name in the checkpoint
+        self._unconverted: dict[str, str] = {}  # a dense tensor's name in the checkpoint, by its name in the model
         self.recipes = self._recipes()
         self.dense_stored = self._keep_dense() if dense_as_stored else {}
         checked = set()
@@ -348,7 +349,7 @@ class ExpertPlan:
             if part:
                 in_parts[name][part] = stored
             if renamed in state and not pattern:
-                self._unconverted[name] = renamed
+                self._unconverted[renamed] = name
         for name, parts in in_parts.items():
             self._check_parts(name, parts)
         self.unused_biases = [self.checkpoint.tensors[key] for key in unplaced if self._is_of_parts(key)]
@@ -362,26 +363,27 @@ class ExpertPlan:
     def _keep_dense(self) -> dict[str, StoredMatrix]:
         """Takes what stays as it is stored out of the other dense tensors."""
         kept = {}
-        linear = linear_layers(self._model, self.layers)
-        for name, weight in self._unconverted.items():
-            module = linear.get(weight.removesuffix(".weight"))
-            if module is None or not weight.endswith(".weight"):
+        for path, linear in linear_layers(self._model, self.layers).items():
+            name = self._unconverted.get(f"{path}.weight")
+            found = None if name is None else self._stored_as(name)
+            if name is None or found is None:
                 continue
-            if name in self.dense_in_parts:
-                parts, storage = self.dense_in_parts[name], self.storage
-                own = self._shipping.of_matrix(parts)
-            elif name in self.dense and (block := self.dense[name].block) is not None:
-                parts, own = {"": self.dense[name]}, matrix_format_of(block)
-                storage = None if own is None else storage_of(block)
-            else:
-                continue
-            if own is None or storage is None:
-                continue
-            self.dense_in_parts.pop(name, None)
+            own, storage, parts = found
             self.dense.pop(name, None)
-            path, stored = weight.removesuffix(".weight"), tuple(parts[part] for part in storage.parts)
-            kept[path] = StoredMatrix(path, name, module.out_features, module.in_features, own, storage, stored)
+            self.dense_in_parts.pop(name, None)
+            stored = tuple(parts[part] for part in storage.parts)
+            kept[path] = StoredMatrix(path, name, linear.out_features, linear.in_features, own, storage, stored)
         return kept
+
+    def _stored_as(self, name: str) -> tuple[MatrixFormat, MatrixStorage, dict[str, StoredTensor]] | None:
+        """What a dense matrix can stay as, how it is stored, and its parts. None: it can not."""
+        if (parts := self.dense_in_parts.get(name)) is not None:
+            own, storage = self._shipping.dense_format(parts), self.storage
+        elif (block := self.dense[name].block) is not None and (own := matrix_format_of(block)) is not None:
+            parts, storage = {"": self.dense[name]}, storage_of(block)
+        else:
+            return None
+        return None if own is None or storage is None else (own, storage, parts)
 
     def _part_of(self, key: str, stored: StoredTensor) -> tuple[str, str]:
         """The name of the matrix that a tensor is a part of, and which part it is ("": it is no part)."""

@@ -80,13 +80,13 @@ class Int4(MatrixFormat):
     def shipped(self, storage: MatrixStorage, scale: str, leaves_out: Callable[[str], bool]) -> Shipped:
         """Of a checkpoint that stores matrices so. ``scale``: which of the parts has scales."""
 
-        def of_matrix(stored: Mapping[str, StoredTensor]) -> Int4 | None:
+        def of_dense(stored: Mapping[str, StoredTensor]) -> Int4 | None:
             kept = str(SCALES[stored[scale].dtype]).removeprefix("torch.")
             whole = self.group_size == -1 or self.group_size % UNIT == 0
             return replace(self, scales=kept) if whole and kept in _DECODERS else None
 
         def of(tensors: Mapping[str, StoredTensor]) -> Shipped:
-            found = Shipped(self, storage, leaves_out, format_of=of_matrix)
+            found = Shipped(self, storage, leaves_out, dense_format_of=of_dense)
             if self.group_size % UNIT and self.group_size != -1:
                 return found.only_expanded(f"its groups of {self.group_size} inputs are no whole units of {UNIT}")
             experts = [tensor for name, tensor in tensors.items() if ".experts." in name]
