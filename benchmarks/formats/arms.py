@@ -36,7 +36,7 @@ class Prepared:
 
 def probe(folder: Path, policy: str) -> ChildSpec:
     """Says how much memory a third of the experts takes in bf16."""
-    return greenroom_child(folder, THIRD, policy, name="probe", experts_as=EXPANDED)
+    return greenroom_child(folder, THIRD, policy, name="probe", experts_as=EXPANDED, dense_as=EXPANDED)
 
 
 def stage(prepared: Prepared, policy: str, rounds: int, seconds: float) -> Stage:
@@ -64,8 +64,9 @@ def _arm(
     bounded: bool = False,
 ) -> Arm:
     child = greenroom_child(
-        prepared.folder, budget, policy, experts_as=experts_as, limit_bytes=prepared.limit_bytes if bounded else None
-    )
+        prepared.folder, budget, policy, experts_as=experts_as, limit_bytes=prepared.limit_bytes if bounded else None,
+        dense_as=EXPANDED if system == BF16 else "auto",
+    )  # fmt: skip
     row = Row(share, prepared.name, system, share, policy, concurrency)
     arguments = {"concurrency": concurrency}
     return Arm(row, child, prepared.stream, prepared.stream, arguments, cold=prepared.cold if bounded else ())

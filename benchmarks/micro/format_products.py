@@ -1,8 +1,10 @@
 """How fast an expert's products are as it is stored, over those of the same expert in bf16, by the number of its rows.
 
     python -m benchmarks.format_products [--format mxfp4] [--shape 2880x2880] [--threads 1] [--rows 1] [--rounds 5]
+    python -m benchmarks.format_products --format fp8-blocks --linear 4096x2048
 
-gpt-oss's experts in MXFP4, SwiGLU experts in the other formats. --instructions leaves slower instruction sets out.
+gpt-oss's experts in MXFP4, SwiGLU experts in the other formats. With --linear it is a linear layer of so many outputs
+and inputs. --instructions leaves slower instruction sets out.
 
 Experts take turns, more of them than the processor's caches hold. Each instruction set computes both, in turns. GB/s
 are of the record's own bytes.
@@ -34,7 +36,7 @@ from greenroom.moe.architecture.moe_layers import ExpertTensor, MoeLayer
 from greenroom.moe.formats.expert_format import ExpertFormat
 from greenroom.moe.formats.fp4 import FP4
 from greenroom.moe.formats.fp8 import FP8_BLOCKS, FP8_ROWS
-from greenroom.moe.formats.grouped_format import GroupedFormat
+from greenroom.moe.formats.grouped_format import GroupedFormat, MatrixFormat
 from greenroom.moe.formats.int4.record import Int4
 from greenroom.moe.formats.int8 import INT8
 from greenroom.moe.formats.k_quants import Q4_K, Q6_K
@@ -43,7 +45,14 @@ from greenroom.moe.formats.lossless.codes import LOSSLESS
 from greenroom.moe.formats.lossless.planes import LOSSLESS_PLANES
 from greenroom.moe.formats.lossless.record import LosslessFormat
 from greenroom.moe.formats.mxfp4 import MXFP4
-from greenroom.moe.native.rows import ClampedGate, GroupedExpert, LosslessExpert, NativeRows, native_rows
+from greenroom.moe.native.rows import (
+    ClampedGate,
+    GroupedExpert,
+    GroupedMatrix,
+    LosslessExpert,
+    NativeRows,
+    native_rows,
+)
 
 ROWS: Final = (1, 2, 4, 8, 32, 128)
 MEMORY: Final = 128 * MIB
@@ -60,7 +69,7 @@ class Arm:
     """``weights``: of each expert. ``nbytes``: of one."""
 
     products: Products
-    weights: list[ExpertWeights]
+    weights: list[Any]
     nbytes: int
 
 
@@ -179,6 +188,33 @@ def grouped_arms(
     }
 
 
+def linear_arms(
+    native: NativeRows, matrix_format: MatrixFormat, stored_as: Stored, outputs: int, inputs: int, memory: int
+) -> dict[str, Arm]:
+    """Linear layers of normal numbers in codes that share scales, and the same numbers in bf16."""
+    generator = torch.Generator().manual_seed(0)
+    tensor = ExpertTensor("weight", (outputs, inputs), torch.bfloat16)
+    layer = MoeLayer("linear", 1, 1, (tensor,), stacked=True)
+    layout, codes = matrix_format.record(layer), matrix_format.products[1]
+    stored, expanded = [], []
+    for _ in range(max(2, -(-memory // layout.nbytes))):
+        parts = layout.views(torch.zeros(layout.nbytes, dtype=torch.uint8))
+        numbers = torch.empty(tensor.shape, dtype=tensor.dtype)
+        noise = torch.randn(outputs, inputs, generator=generator)
+        matrix_format.lay_out_alone(stored_as(noise, codes.group, generator), parts)
+        matrix_format.expand(layer, parts, (numbers,))
+        stored.append((native.linear_weights(GroupedMatrix(codes, outputs, parts)), parts))
+        expanded.append((native.linear_weights(numbers), numbers))
+
+    def product(weights: list[Any], starts: object, rows: torch.Tensor, *_: object, add: bool) -> None:
+        native.linear_layer(rows, weights[0][0])
+
+    return {
+        matrix_format.name: Arm(product, stored, layout.weight_bytes),
+        PLAIN: Arm(product, expanded, 2 * outputs * inputs),
+    }
+
+
 def lossless_arms(
     native: NativeRows, expert_format: LosslessFormat, hidden: int, inner: int, memory: int
 ) -> dict[str, Arm]:
@@ -212,27 +248,37 @@ def lossless_arms(
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """``shape``: where none is asked for. Both widths are to be multiples of ``multiple``."""
+    """``shape``: where none is asked for. Both widths are to be multiples of ``multiple``. ``linear``: of a linear
+    layer; None: there is no product of such."""
 
     arms: Callable[..., dict[str, Arm]]
     shape: str
     multiple: int
+    linear: Callable[..., dict[str, Arm]] | None = None
 
 
 GPT_OSS, RANDOM = "2880x2880", "1024x3584"
 """Shapes of an expert: gpt-oss's, and that of the benchmarks' model `random`."""
 
+
+def _grouped(of: MatrixFormat, stored_as: Stored, multiple: int = 32) -> Kind:
+    return Kind(
+        partial(grouped_arms, expert_format=of, stored_as=stored_as), RANDOM, multiple,
+        partial(linear_arms, matrix_format=of, stored_as=stored_as),
+    )  # fmt: skip
+
+
 FORMATS: Final = {
     MXFP4.name: Kind(partial(clamped_arms, expert_format=MXFP4), GPT_OSS, 32),
     LOSSLESS.name: Kind(partial(lossless_arms, expert_format=LOSSLESS), RANDOM, 2),
     LOSSLESS_PLANES.name: Kind(partial(lossless_arms, expert_format=LOSSLESS_PLANES), RANDOM, 2),
-    FP8_BLOCKS.name: Kind(partial(grouped_arms, expert_format=FP8_BLOCKS, stored_as=_fp8), RANDOM, 32),
-    FP8_ROWS.name: Kind(partial(grouped_arms, expert_format=FP8_ROWS, stored_as=_fp8), RANDOM, 32),
-    FP4.name: Kind(partial(grouped_arms, expert_format=FP4, stored_as=_fp4), RANDOM, 32),
-    INT8.name: Kind(partial(grouped_arms, expert_format=INT8, stored_as=_int8), RANDOM, 32),
-    Q4_K.name: Kind(partial(grouped_arms, expert_format=Q4_K, stored_as=_q4_k), RANDOM, K_QUANT),
-    Q6_K.name: Kind(partial(grouped_arms, expert_format=Q6_K, stored_as=_q6_k), RANDOM, K_QUANT),
-    Int4.name: Kind(partial(grouped_arms, expert_format=Int4(128, zeros=True), stored_as=_int4), RANDOM, 128),
+    FP8_BLOCKS.name: _grouped(FP8_BLOCKS, _fp8),
+    FP8_ROWS.name: _grouped(FP8_ROWS, _fp8),
+    FP4.name: _grouped(FP4, _fp4),
+    INT8.name: _grouped(INT8, _int8),
+    Q4_K.name: _grouped(Q4_K, _q4_k, K_QUANT),
+    Q6_K.name: _grouped(Q6_K, _q6_k, K_QUANT),
+    Int4.name: _grouped(Int4(128, zeros=True), _int4, 128),
 }
 
 
@@ -300,19 +346,28 @@ def table(found: list[dict[str, Any]]) -> str:
 
 @click.command(help=__doc__)
 @click.option("--shape", help="HIDDENxINNER of an expert.  [default: gpt-oss's, or that of the model `random`]")
+@click.option("--linear", help="OUTPUTSxINPUTS of a linear layer, in the place of an expert.")
 @click.option("--format", "name", type=click.Choice(list(FORMATS)), default=MXFP4.name, show_default=True)
 @click.option("--instructions", "sets", multiple=True, help="An instruction set; may be given several times.  [all]")
 @click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--rows", "counts", type=click.IntRange(min=1), multiple=True, default=ROWS, show_default=True)
 @click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True)
 def main(
-    shape: str | None, name: str, sets: tuple[str, ...], threads: int, counts: tuple[int, ...], rounds: int
+    shape: str | None,
+    linear: str | None,
+    name: str,
+    sets: tuple[str, ...],
+    threads: int,
+    counts: tuple[int, ...],
+    rounds: int,
 ) -> None:
     kind = FORMATS[name]
-    shape = shape or kind.shape
+    if linear is not None and (kind.linear is None or shape is not None):
+        raise click.UsageError("--linear is for codes that share scales, and without --shape")
+    shape = linear or shape or kind.shape
     try:
-        hidden, inner = shape_of(shape)
-        if hidden % kind.multiple or inner % kind.multiple:
+        first, second = shape_of(shape)
+        if first % kind.multiple or second % kind.multiple:
             raise InvalidConfig("shape", shape, f"of multiples of {kind.multiple}")
         native = native_rows()
         if unknown := [one for one in sets if one not in native.instruction_sets]:
@@ -320,10 +375,14 @@ def main(
     except InvalidConfig as error:
         raise click.UsageError(str(error)) from error
     torch.set_num_threads(threads)
-    arms = kind.arms(native, hidden=hidden, inner=inner, memory=MEMORY)
-    found = measured(native, arms, hidden, counts, rounds, sets=sets)
+    if linear is not None:
+        assert kind.linear is not None
+        arms, inputs = kind.linear(native, outputs=first, inputs=second, memory=MEMORY), second
+    else:
+        arms, inputs = kind.arms(native, hidden=first, inner=second, memory=MEMORY), first
+    found = measured(native, arms, inputs, counts, rounds, sets=sets)
     click.echo(table(found))
-    described = {"shape": shape, "format": name, "threads": threads, "rows": found}
+    described = {"shape": shape, "linear": linear is not None, "format": name, "threads": threads, "rows": found}
     click.echo(json.dumps(described | {"machine": describe_machine(cache_folder())}))
 
 

@@ -182,25 +182,28 @@ def _grouped_experts(
 
 def _grouped_sizes(call: Call, formats: int, hidden: int, inner: int) -> list[int]:
     """Of an expert's tensors, in pairs of bytes."""
+    up, up_group, up_ordered, down, down_group, down_ordered = words_at(formats, 6).tolist()
+    return [
+        *_coded_sizes(call, up, up_group, up_ordered, 2 * inner, hidden, joined=True),
+        *_coded_sizes(call, down, down_group, down_ordered, hidden, inner, joined=False),
+    ]
+
+
+def _coded_sizes(
+    call: Call, number: int, group: int, ordered: bool, outputs: int, inputs: int, *, joined: bool
+) -> list[int]:
+    """Of a matrix's tensors, in pairs of bytes."""
     from tests.unit.kernels.grouped_weights import SAMPLES  # which asks for the library: late, since that is replaced
 
-    up, up_group, up_ordered, down, down_group, down_ordered = words_at(formats, 6).tolist()
-    sizes = []
-    for number, group, ordered, outputs, inputs, joined in (
-        (up, up_group, up_ordered, 2 * inner, hidden, True), (down, down_group, down_ordered, hidden, inner, False)
-    ):  # fmt: skip
-        name = call.library.ask(f"text greenroom_grouped_format {number}")
-        of = next(
-            of
-            for of, _ in SAMPLES.values()
-            if len({one.name for one in of.products}) == 1 and of.products[0].name == name
-        )
-        parts = of.of_matrix(joined=joined).parts(
-            panels_of(outputs, joined=joined), units_of(inputs), -(-inputs // group) if group else 1
-        )
-        sizes += [int(np.prod(shape)) * DTYPES[dtype].itemsize // 2 for _, shape, dtype in parts]
-        sizes += [2 * inputs] if ordered else []
-    return sizes
+    name = call.library.ask(f"text greenroom_grouped_format {number}")
+    of = next(
+        of for of, _ in SAMPLES.values() if len({one.name for one in of.products}) == 1 and of.products[0].name == name
+    )
+    parts = of.of_matrix(joined=joined).parts(
+        panels_of(outputs, joined=joined), units_of(inputs), -(-inputs // group) if group else 1
+    )
+    sizes = [int(np.prod(shape)) * DTYPES[dtype].itemsize // 2 for _, shape, dtype in parts]
+    return [*sizes, *([2 * inputs] if ordered else [])]
 
 
 def _routed(
@@ -360,17 +363,38 @@ def _attention(
     ]
 
 
+def _linear_weights(call: Call, of: Any, inputs: int) -> Any:
+    there = type(of).from_buffer_copy(of)
+    there.bias = call.of(of.bias, of.outputs)
+    if not of.format:
+        there.weights = call.of(of.weights, of.outputs, inputs)
+        return there
+    ordered = of.order is not None
+    sizes = _coded_sizes(call, of.format - 1, of.group, ordered, of.outputs, inputs, joined=False)
+    names = [name for name in ("weights", "scales", "minimums", "order") if getattr(of, name) is not None]
+    for name, size in zip(names, sizes, strict=True):
+        setattr(there, name, call.of(getattr(of, name), size))
+    return there
+
+
+def _linear_layer(call: Call, of: Any, x: int, out: int, rows: int, inputs: int, threads: int) -> list[Any]:
+    there = np.frombuffer(bytes(_linear_weights(call, of, inputs)), np.int64)
+    return [
+        *(call.copied(there), call.of(x, rows, inputs), call.of(out, rows, of.outputs)),
+        *(rows, inputs, threads),
+    ]
+
+
 def _layer(call: Call, of: Any, mixed_width: int = 0) -> int:
     """AttentionWeights: without ``mixed_width`` what lies before attention, else what lies behind it."""
     lengths = {
-        "before": of.hidden, "after": of.hidden, "output": mixed_width * of.hidden, "output_bias": of.hidden,
-        "query_norm": of.query_norm_width, "key_norm": of.key_norm_width,
+        "before": of.hidden, "after": of.hidden, "query_norm": of.query_norm_width, "key_norm": of.key_norm_width,
     }  # fmt: skip
-    for name, width in (("query", of.query_width), ("key", of.key_width), ("value", of.value_width)):
-        lengths |= {name: width * of.hidden, f"{name}_bias": width}
     there = type(of).from_buffer_copy(of)
     for name, length in lengths.items():
         setattr(there, name, call.of(getattr(of, name), length))
+    for name in ("query", "key", "value", "output"):
+        setattr(there, name, _linear_weights(call, getattr(of, name), mixed_width if name == "output" else of.hidden))
     padded = bytes(there) + bytes(-ctypes.sizeof(there) % 8)
     return call.copied(np.frombuffer(padded, np.int64))
 
@@ -379,7 +403,7 @@ def _before_attention(
     call: Call, of: Any, hidden: int, rows: int, cosines: int, sines: int, query: int, key: int, value: int,
     threads: int,
 ) -> list[Any]:  # fmt: skip
-    results = (query, of.query_width), (key, of.key_width), (value, of.value_width)
+    results = (query, of.query.outputs), (key, of.key.outputs), (value, of.value.outputs)
     return [
         *(_layer(call, of), call.of(hidden, rows, of.hidden), rows),
         *(call.of(cosines, rows, of.dim), call.of(sines, rows, of.dim)),
@@ -397,6 +421,7 @@ def _after_attention(
 
 _ARGUMENTS: Final[dict[str, Callable[..., list[Any]]]] = {
     "greenroom_linear": _linear,
+    "greenroom_linear_layer": _linear_layer,
     "greenroom_experts": _experts,
     "greenroom_clamped_experts": _experts,
     "greenroom_mxfp4_experts": partial(_experts, mxfp4=True),

@@ -15,6 +15,9 @@ import pytest
 import torch
 
 from greenroom.core.units import MIB
+from greenroom.moe.loading.checkpoint import resolve_config
+from greenroom.worker.model.checkpoint_summary import summarise
+from tests.fp8_checkpoints import to_fp8
 from tests.integration.server import Server
 from tests.mxfp4_checkpoints import save_mxfp4
 from tests.random_checkpoints import save_random
@@ -42,6 +45,7 @@ with LLM(sys.argv[1], cache_dir=Path(sys.argv[2]), expert_memory=sys.argv[3], po
     plan = llm.worker.plan
     counters = llm.worker.experts.counters
     figures = {"announced": plan.total, "base": plan.base, "experts": plan.expert_bytes, "kv": plan.kv,
+               "dense": plan.dense,
                "all_experts": plan.experts * plan.slot_bytes, "evictions": counters.evictions,
                "prefetches": counters.prefetches}
 """
@@ -122,6 +126,44 @@ def test_peak_memory_of_experts_that_stay_as_they_are_stored(
     assert expanded["peak"] <= expanded["announced"]
     assert stored["all_experts"] < expanded["all_experts"] / 3.7
     assert stored["announced"] - stored["base"] < expanded["announced"] - expanded["base"] - 60 * MIB
+
+
+LOAD = """
+from greenroom.moe.loading.checkpoint import resolve
+from greenroom.moe.loading.load_model import load
+from greenroom.worker.model.memory_needs import dense_bytes
+from greenroom.worker.usable_memory import resident_bytes
+load(resolve(sys.argv[2]))  # all the code that it needs
+figures = {"base": resident_bytes()}
+loaded = load(resolve(sys.argv[1]), dense_as=sys.argv[3])
+figures["dense"] = dense_bytes(loaded.model)
+"""
+
+
+@pytest.fixture(scope="module")
+def dense_fp8(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """71 million weights in attention, in FP8, and small experts."""
+    root = tmp_path_factory.mktemp("dense")
+    plain = save_random(
+        "qwen3_moe", root / "plain", dtype=torch.bfloat16, tokenizer=True, max_shard_size="500MB",
+        hidden_size=1024, head_dim=128, num_attention_heads=40, num_key_value_heads=4, num_hidden_layers=6,
+    )  # fmt: skip
+    return to_fp8(plain, root / "model")
+
+
+def test_dense_weights_are_never_expanded_all_at_once(dense_fp8: Path, tmp_path: Path) -> None:
+    small = to_fp8(save_random("qwen3_moe", tmp_path / "plain", dtype=torch.bfloat16), tmp_path / "small")
+    stored = run(LOAD, str(dense_fp8), str(small), "auto")
+    told = summarise(resolve_config(str(dense_fp8)))
+    assert stored["dense"] == told.dense_bytes
+    assert told.dense_bytes < 0.52 * summarise(resolve_config(str(dense_fp8)), dense_as="expanded").dense_bytes
+    assert stored["peak"] - stored["base"] < 1.3 * stored["dense"]
+
+
+def test_peak_memory_of_dense_weights_that_stay_as_they_are_stored(dense_fp8: Path, tmp_path: Path) -> None:
+    stored = run(GENERATE, str(dense_fp8), str(tmp_path), "50%", "next-use")
+    assert stored["peak"] <= stored["announced"]
+    assert stored["dense"] == summarise(resolve_config(str(dense_fp8))).dense_bytes
 
 
 @pytest.mark.full

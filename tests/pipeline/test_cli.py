@@ -23,6 +23,7 @@ from greenroom.moe.native.rows import native_rows
 from greenroom.worker.model import model_runtime
 from greenroom.worker.model.memory_needs import dense_bytes
 from tests.compiled import native as native
+from tests.fp8_checkpoints import to_fp8
 from tests.mxfp4_checkpoints import save_mxfp4
 from tests.pipeline.commands import commands, complaint_of, output_of, result_of
 from tests.random_checkpoints import save_random
@@ -88,6 +89,20 @@ def test_quantised_experts_are_said_and_packed_as_they_are_kept(run: Run, tmp_pa
     assert sizes["stored"] < sizes["expanded"]
     assert "allowed: auto, stored, expanded" in run("pack", folder, "--experts-as", "int4", status=1)[1]
     assert "allowed: auto, native, torch" in run("pack", folder, "--products", "int4", status=1)[1]
+
+
+@pytest.mark.usefixtures("native")
+def test_dense_layers_are_said_and_counted_as_they_are_kept(run: Run, tmp_path: Path) -> None:
+    plain = save_random("qwen3_moe", tmp_path / "plain", dtype=torch.bfloat16, hidden_size=256, head_dim=64)
+    folder = str(to_fp8(plain, tmp_path / "m"))
+    assert ", as fp8-blocks (--dense-as)" in run("info", folder)[0]
+    kept, expanded = (json.loads(run("info", folder, "--dense-as", one, "--json")[0]) for one in ("auto", "expanded"))
+    assert (kept["dense_formats"], expanded["dense_formats"]) == (["fp8-blocks"], [])
+    assert kept["expert_bytes"] == expanded["expert_bytes"]
+    in_bf16 = 3 * 2 * (4 + 2) * 64 * 256 * 2
+    assert 0.49 * in_bf16 < expanded["dense_bytes"] - kept["dense_bytes"] < 0.5 * in_bf16
+    said = run("info", folder, "--dense-as", "stored", "--products", "torch", status=1)[1]
+    assert "dense_as: 'stored' is not allowed; only compiled products take codes" in said
 
 
 @pytest.mark.usefixtures("native")

@@ -33,7 +33,7 @@ class GreenroomArm:
 
     ``oracle``: a stream that runs once under LRU, so that the engine then opens under Belady's policy, which knows
     ``oracle_turns`` runs of it to come. ``artifacts``: files that the policy predicts by, by kind. ``device``,
-    ``host``: as the worker's ``device`` and ``host_memory``. ``experts_as``: as the worker's.
+    ``host``: as the worker's ``device`` and ``host_memory``. ``experts_as``, ``dense_as``: as the worker's.
     """
 
     def __init__(
@@ -49,12 +49,14 @@ class GreenroomArm:
         device: str = "cpu",
         host: str = "auto",
         experts_as: str = "auto",
+        dense_as: str = "auto",
     ) -> None:
         self._max_running = max_running
         self._settings: dict[str, Any] = {
             "max_running": max_running,
             "model": model, "expert_memory": share, "kv_memory": KV_MEMORY, "warm_start": False, "progress": False,
             "device": device, "host_memory": host, "experts_as": experts_as,
+            "dense_as": dense_as,
         }  # fmt: skip
         options = dict(policy_options or {})
         if oracle is not None:

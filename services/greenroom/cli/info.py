@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import click
 
-from greenroom.cli.model_options import computing_options, experts_as_option
+from greenroom.cli.model_options import computing_options, dense_as_option, experts_as_option
 from greenroom.core.units import format_bytes
 
 
@@ -17,6 +17,7 @@ from greenroom.core.units import format_bytes
 @click.option("--offline", is_flag=True, help="Use only what was downloaded before; no network.")
 @click.option("--dtype", default="auto", show_default=True, help="As for serve.")
 @experts_as_option
+@dense_as_option
 @computing_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def info(
@@ -25,6 +26,7 @@ def info(
     offline: bool,
     dtype: str,
     experts_as: str,
+    dense_as: str,
     device: str,
     products: str,
     as_json: bool,
@@ -47,13 +49,14 @@ def info(
     from greenroom.worker.usable_memory import memory
 
     found = resolve_config(model or str(bundled_model_path()), revision=revision, offline=offline)
-    summary = summarise(found, dtype, experts_as, products=products, device=device_type(device))
+    summary = summarise(found, dtype, experts_as, dense_as, products=products, device=device_type(device))
     if as_json:
         click.echo(json.dumps(asdict(summary), indent=2))
         return
     machine = memory()
     kv = "unknown" if summary.kv_bytes_per_token is None else f"{format_bytes(summary.kv_bytes_per_token)} a token"
     kept = "" if summary.expert_format == PLAIN else f", as {summary.expert_format} (--experts-as)"
+    dense = f", as {' and '.join(summary.dense_formats)} (--dense-as)" if summary.dense_formats else ""
     told = "config.json" if found.gguf is None else "the file's metadata"
     rows = [
         ("model", f"{summary.name} ({summary.model_type}, {summary.dtype})"),
@@ -64,7 +67,7 @@ def info(
             f"{summary.experts} of {format_bytes(summary.expert_bytes)}: "
             f"{format_bytes(summary.all_experts_bytes)}{kept}",
         ),
-        ("dense weights", format_bytes(summary.dense_bytes)),
+        ("dense weights", f"{format_bytes(summary.dense_bytes)}{dense}"),
         ("KV", kv),
         ("context", f"{summary.max_model_len} tokens"),
         ("batch loop", summary.refused or "served"),

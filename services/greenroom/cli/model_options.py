@@ -40,6 +40,15 @@ experts_as_option = click.option(
     "or less, the same numbers), else as they are.",
 )
 
+dense_as_option = click.option(
+    "--dense-as",
+    default="auto",
+    show_default=True,
+    help="Quantised linear layers outside the experts (attention, shared experts, head) in memory: stored, expanded, "
+    "or auto, as for --experts-as. Stored ones take half to a quarter of the memory, answers of few rows come faster, "
+    "prompts slower.",
+)
+
 device_option = click.option(
     "--device",
     default="auto",
@@ -55,7 +64,8 @@ products_option = click.option(
 )
 
 computing_options = stack(device_option, products_option)
-"""What it will be computed by, for commands that only prepare it: the default of ``--experts-as`` goes by that."""
+"""What it will be computed by, for commands that only prepare it: the defaults of ``--experts-as`` and ``--dense-as``
+go by that."""
 
 checkpoint_options = stack(
     click.option("--revision", help="Branch, tag or commit of a model on the hub."),
@@ -77,6 +87,7 @@ checkpoint_options = stack(
 
 runtime_options = stack(
     device_option,
+    dense_as_option,
     click.option(
         "--expert-memory",
         default="auto",

@@ -95,9 +95,10 @@ def test_threads_change_nothing() -> None:
     tokens, scales, starts = np.array([4, 0, 1, 1, 3]), np.linspace(0.1, 1, 5, dtype=np.float32), np.array([0, 2, 3, 5])
     parts = {name: random(10 + n, 1024, 1024) for n, name in enumerate(("query", "key", "value", "output"))}
     norms = {name: random(15 + n, 1024) for n, name in enumerate(("before", "after"))}
-    widths = dict.fromkeys(("query_width", "key_width", "value_width"), 1024)
-    of = AttentionWeights(hidden=1024, dim=64, before_epsilon=1e-6, after_epsilon=1e-6, **widths)
-    for name, tensor in (parts | norms).items():
+    of = AttentionWeights(hidden=1024, dim=64, before_epsilon=1e-6, after_epsilon=1e-6)
+    for name, tensor in parts.items():
+        setattr(of, name, native.linear_weights(tensor))
+    for name, tensor in norms.items():
         setattr(of, name, tensor.data_ptr())
     turns = random(20, 5, 64), random(21, 5, 64)
 
@@ -180,25 +181,26 @@ def test_what_is_around_attention_is_its_parts_one_by_one(
     heads = {"query": group * key_heads, "key": key_heads, "value": key_heads}
     stream, cosines, sines = random(seed, count, hidden), random(seed + 1, count, dim), random(seed + 2, count, dim)
     held = {"before": random(seed + 3, hidden), "after": random(seed + 4, hidden)}
+    projections: dict[str, tuple[torch.Tensor, torch.Tensor | None]] = {}
+    projections["output"] = (random(seed + 17, hidden, heads["query"] * dim), None)
     of = AttentionWeights(hidden=hidden, dim=dim, before_epsilon=1e-6, after_epsilon=1e-5)
     for place, (name, number) in enumerate(heads.items()):
         width = number * dim
-        held[name] = random(seed + 5 + place, width, hidden)
-        setattr(of, f"{name}_width", width)
-        if biased:
-            held[f"{name}_bias"] = random(seed + 9 + place, width)
+        bias = random(seed + 9 + place, width) if biased else None
+        projections[name] = random(seed + 5 + place, width, hidden), bias
         if name != "value" and norms != "none":
             held[f"{name}_norm"] = random(seed + 13 + place, dim if norms == "each" else width)
             setattr(of, f"{name}_norm_width", len(held[f"{name}_norm"]))
             setattr(of, f"{name}_epsilon", 1e-6)
-    held["output"] = random(seed + 17, hidden, heads["query"] * dim)
+    for name, projection in projections.items():
+        setattr(of, name, native.linear_weights(*projection))
     for name, tensor in held.items():
         setattr(of, name, tensor.data_ptr())
 
     normed = native.rms_norm(stream, held["before"], 1e-6)
     got = native.before_attention(of, stream, cosines, sines)
     for (name, number), tensor in zip(heads.items(), got, strict=True):
-        expected = native.linear(normed, held[name], held.get(f"{name}_bias"))
+        expected = native.linear(normed, *projections[name])
         if (norm := held.get(f"{name}_norm")) is not None:
             expected = native.rms_norm(expected.view(-1, len(norm)), norm, 1e-6)
         expected = expected.view(count, number, dim)
@@ -208,7 +210,7 @@ def test_what_is_around_attention_is_its_parts_one_by_one(
 
     mixed, after = random(seed + 18, count, heads["query"] * dim), stream.clone()
     out = native.after_attention(of, mixed, after)
-    assert torch.equal(after, stream + native.linear(mixed, held["output"]))
+    assert torch.equal(after, stream + native.linear(mixed, *projections["output"]))
     assert torch.equal(out, native.rms_norm(after, held["after"], 1e-5))
 
 

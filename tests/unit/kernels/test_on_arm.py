@@ -28,7 +28,9 @@ if lacking := missing():
 HERE = Path(__file__).parent
 PRODUCTS = [
     HERE / f"test_{name}.py"
-    for name in ("native_rows", "clamped_experts", "mxfp4_experts", "lossless_experts", "grouped_experts")
+    for name in (
+        *("native_rows", "clamped_experts", "mxfp4_experts", "lossless_experts", "grouped_experts", "stored_linear"),
+    )
 ]
 BLOCKS = HERE / "test_lean_block.py"
 WITH_BF16, WITHOUT_BF16 = "max", "cortex-a72"

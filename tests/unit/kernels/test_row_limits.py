@@ -138,11 +138,12 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return made
 
 
-def asked(native: NativeRows | None, pack: Path, how: str) -> RowLimits | None:
+def asked(native: NativeRows | None, pack: Path, how: str, dense: tuple[str, ...] = ()) -> RowLimits | None:
     manifest = SimpleNamespace(model_type="some", dtype="bfloat16", source_digest="abc", layers=())
+    loaded: Any = SimpleNamespace(dense_formats=dense)
     ragged: Any = SimpleNamespace(native=native)
     opened: Any = SimpleNamespace(path=pack, manifest=manifest)
-    return limits_for(None, ragged, opened, how)  # type: ignore[arg-type]
+    return limits_for(loaded, ragged, opened, how)
 
 
 def test_it_is_measured_once_where_the_processor_multiplies_bf16(
@@ -185,6 +186,15 @@ def test_processes_that_share_a_pack_compute_alike(
     assert asked(native, pack, "auto") == RowLimits(4, 32, 8)
     monkeypatch.setattr(row_limits, "_here", {})
     assert asked(native, pack, "auto") == RowLimits(4, 32, 8)
+
+
+def test_dense_layers_that_are_kept_otherwise_are_measured_anew(
+    native: NativeRows, measured: list[str], tmp_path: Path
+) -> None:
+    native.multiplies_bf16 = True
+    for dense in ((), ("int8",), ("int8", "q6_k"), ()):
+        asked(native, tmp_path / "some.pack", "auto", dense)
+    assert len(measured) == 3, "steps of the modules take another time"
 
 
 def test_another_version_of_greenroom_measures_anew(

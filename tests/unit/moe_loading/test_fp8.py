@@ -224,8 +224,9 @@ def test_what_is_broken_is_refused_by_file_and_tensor(
     assert not list(tmp_path.glob("packs/*"))
 
 
+@pytest.mark.parametrize("dense_as", ["auto", "expanded"])
 @pytest.mark.parametrize("name", ["weight", "weight_scale_inv"])
-def test_a_broken_dense_layer_is_refused(name: str, blocks: Path) -> None:
+def test_a_broken_dense_layer_is_refused(name: str, dense_as: str, blocks: Path) -> None:
     def change(tensors: Tensors) -> None:
         if name == "weight":
             tensors[f"{DENSE}.weight"].view(torch.uint8)[3, 3] = 0xFF
@@ -236,7 +237,7 @@ def test_a_broken_dense_layer_is_refused(name: str, blocks: Path) -> None:
     with pytest.raises(
         CorruptCheckpoint, match=rf"{DENSE}\.{name} in .*model\.safetensors has a (code|scale) that is no"
     ):
-        load(resolve(str(blocks)), products="torch", expert_format=FP8_BLOCKS)
+        load(resolve(str(blocks)), expert_format=FP8_BLOCKS, dense_as=dense_as)
 
 
 def test_experts_of_another_width_are_refused(blocks: Path, tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_what_is_computed_in(folders: Folders, kind: str, dtype: str, tmp_path: 
 def test_a_summary_is_that_of_the_original(folders: Folders, tmp_path: Path) -> None:
     folder = folders.get("qwen3_moe")
     path = checkpoints.save_gguf(folder, tmp_path / "model.gguf", Kind.Q8_0)
-    ours = summarise(resolve_config(str(path)), experts_as="expanded")
+    ours = summarise(resolve_config(str(path)), experts_as="expanded", dense_as="expanded")
     original = summarise(resolve_config(str(folder)))
     assert ours.checked
     for name in (

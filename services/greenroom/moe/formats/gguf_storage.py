@@ -6,7 +6,7 @@ up) and the second one may be of different types, and so may layers: a Q4_K_M fi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from typing import Final
@@ -63,6 +63,9 @@ _TYPES: Final[Mapping[str, _Type]] = {
 
 GGUF_PAIRS: Final = tuple(GroupedPair(*pair) for pair in permutations((one.record for one in _TYPES.values()), 2))
 
+_AT_ONCE: Final = 1 << 20
+"""Weights that are taken apart at a time."""
+
 _BY_TYPES: Final[dict[tuple[str, str], ExpertFormat]] = {
     (first, second): own.record if first == second else next(
         pair for pair in GGUF_PAIRS if pair.name == f"{own.record.name}-{other.record.name}"
@@ -93,9 +96,21 @@ class GgufMatrices:
             _check_numbers(self, parts, dtype)
 
     def codes(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        rows = parts[0].shape[-2]
-        split = [part.reshape(rows, -1) for part in self._type.split(self._blocks(parts))]
-        return [part.view(torch.uint8) if number == 0 else part for number, part in enumerate(split)]
+        rows, blocks, at = parts[0].shape[-2], len(self._blocks(parts)), 0
+        made: list[torch.Tensor] = []
+        for split in self._splits(parts):
+            made = made or [part.new_empty(blocks, part.shape[1]) for part in split]
+            for into, part in zip(made, split, strict=True):
+                into[at : at + len(part)] = part
+            at += len(split[0])
+        return [
+            part.view(rows, -1).view(torch.uint8 if number == 0 else part.dtype) for number, part in enumerate(made)
+        ]
+
+    def _splits(self, parts: Sequence[torch.Tensor]) -> Iterator[Sequence[torch.Tensor]]:
+        """Some blocks at a time: few enough that what they take meanwhile is little."""
+        for blocks in torch.split(self._blocks(parts), max(1, _AT_ONCE // self._block.numbers)):
+            yield self._type.split(blocks)
 
     def numbers(self, parts: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
         (one,) = parts
@@ -136,6 +151,12 @@ def _check_numbers(storage: GgufMatrices, parts: Sequence[torch.Tensor], dtype: 
         storage.numbers(parts, dtype)
     except NotFinite as error:
         raise BadCodes(0, str(error)) from error
+
+
+def matrix_format_of(block: BlockType) -> MatrixFormat | None:
+    """What a matrix of these blocks may stay as, which belongs to no expert. None: as numbers."""
+    found = _TYPES.get(block.name)
+    return None if found is None else found.record
 
 
 def storage_of(block: BlockType, kept: ExpertFormat) -> GgufMatrices:

@@ -148,6 +148,20 @@ class MatrixFormat(GroupedFormat):
         """The ``parts`` of a matrix, and the order of its inputs where the products have one."""
         ...
 
+    def parts_alone(self, outputs: int, inputs: int) -> tuple[Part, ...]:
+        """What is kept of a matrix that belongs to no expert."""
+        return self._parts_of(ExpertTensor("weight", (outputs, inputs), torch.bfloat16))
+
+    def lay_out_alone(self, stored: Sequence[torch.Tensor], into: Sequence[torch.Tensor]) -> None:
+        """As ``lay_out``, into tensors like ``parts_alone``. A few panels at a time, so it takes little meanwhile."""
+        orders = int(self.products[1].ordered)  # of the inputs, behind what outputs have
+        step = max(1, _AT_ONCE // (stored[0].shape[1] * PANEL))
+        for panel in range(0, len(into[0]), step):
+            some = [part[panel * PANEL : (panel + step) * PANEL] for part in stored[: len(stored) - orders]]
+            made = self.lay_out([*some, *stored[len(some) :]], joined=False)
+            for number, (target, part) in enumerate(zip(into, made, strict=True)):
+                (target[panel : panel + step] if number < len(into) - orders else target).copy_(part)
+
     @abstractmethod
     def numbers(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """Of some panels, in float32: ``[panels, 2, 16, units * 32]``."""

@@ -15,6 +15,7 @@ import torch
 from greenroom.checkpoints.safetensors_headers import StoredTensor
 from greenroom.core.errors import UnsupportedModel
 from greenroom.moe.formats.expert_format import PLAIN_FORMAT, ExpertFormat
+from greenroom.moe.formats.grouped_format import MatrixFormat
 
 
 class NotServed(UnsupportedModel):
@@ -60,7 +61,8 @@ class Shipped:
 
     ``leaves_out(module)``: whether this linear layer is said to be stored as numbers. ``of_tensors``: what it is if the
     checkpoint has these tensors, on which some formats depend. ``why_expanded``: why experts can not stay as they are,
-    and so the format is plain; empty: they can.
+    and so the format is plain; empty: they can. ``dense_format_of``: says what
+    ``dense_format`` does, where that is not the experts' format.
     """
 
     format: ExpertFormat
@@ -68,6 +70,13 @@ class Shipped:
     leaves_out: Callable[[str], bool] = _nothing
     of_tensors: Callable[[Mapping[str, StoredTensor]], Shipped] | None = None
     why_expanded: str = ""
+    dense_format_of: Callable[[Mapping[str, StoredTensor]], MatrixFormat | None] | None = None
+
+    def dense_format(self, stored: Mapping[str, StoredTensor]) -> MatrixFormat | None:
+        """What a matrix outside the experts can stay as, of which these parts are stored. None: it becomes numbers."""
+        if self.dense_format_of is not None:
+            return self.dense_format_of(stored)
+        return self.format if isinstance(self.format, MatrixFormat) else None
 
     def only_expanded(self, why: str) -> Shipped:
         """The same, whose experts can not stay as they are."""

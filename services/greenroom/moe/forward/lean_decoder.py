@@ -20,7 +20,8 @@ from torch import nn
 from greenroom.moe.attention.ragged_attention import Chunk, RaggedMask, RaggedStep
 from greenroom.moe.kernels.expert_products import is_plain_rms_norm
 from greenroom.moe.kernels.lean_block import LeanBlock, lean_block
-from greenroom.moe.native.rows import AttentionWeights, NativeRows
+from greenroom.moe.kernels.stored_linear import StoredLinear
+from greenroom.moe.native.rows import AttentionWeights, LinearWeights, NativeRows
 
 _LAYER_PARTS = {"input_layernorm", "self_attn", "post_attention_layernorm"}
 
@@ -50,7 +51,9 @@ class LeanDecoder:
         self._embedding: torch.Tensor = model.model.embed_tokens.weight
         self._rotary = model.model.rotary_emb
         self._norm = _norm_of(model.model.norm, native)
-        self._head: nn.Linear = model.lm_head
+        head = _weights_of(model.lm_head, native)
+        assert head is not None, "``lean_decoder`` asks for it"
+        self._head = head
 
     def takes(self, chunks: Sequence[Chunk]) -> bool:
         """Whether it computes a step of these chunks. Else the modules do."""
@@ -87,7 +90,7 @@ class LeanDecoder:
         assert self._norm is not None
         if wanted.shape[0] < hidden.shape[0]:
             hidden = hidden[wanted]
-        return native.linear(native.rms_norm(hidden, *self._norm), self._head.weight, self._head.bias)
+        return native.linear_layer(native.rms_norm(hidden, *self._norm), self._head)
 
     def attention(
         self,
@@ -113,9 +116,9 @@ def lean_decoder(model: Any, native: NativeRows) -> LeanDecoder | None:
     if kinds != {"full_attention"} and (kinds or windows != {None}):
         return None  # a trial of a few tokens does not reach beyond a window
     parts = (getattr(inner, name, None) for name in ("embed_tokens", "layers", "norm", "rotary_emb"))
-    if any(part is None for part in parts) or type(getattr(model, "lm_head", None)) is not nn.Linear:
+    if any(part is None for part in parts) or _weights_of(getattr(model, "lm_head", None), native) is None:
         return None
-    if type(inner.embed_tokens) is not nn.Embedding or not _bf16(model.lm_head) or _norm_of(inner.norm, native) is None:
+    if type(inner.embed_tokens) is not nn.Embedding or _norm_of(inner.norm, native) is None:
         return None
     layers = [_layer_of(module, native) for module in inner.layers]
     if not layers or any(layer is None for layer in layers):
@@ -131,7 +134,7 @@ def _layer_of(module: nn.Module, native: NativeRows) -> _Layer | None:
     attention: Any = children["self_attn"]
     before, after = (_norm_of(children[name], native) for name in ("input_layernorm", "post_attention_layernorm"))
     own = dict(attention.named_children())
-    projections = [own.pop(name, None) for name in ("q_proj", "k_proj", "v_proj", "o_proj")]
+    projections = [_weights_of(own.pop(name, None), native) for name in ("q_proj", "k_proj", "v_proj", "o_proj")]
     head_norms = [own.pop(name, None) for name in ("q_norm", "k_norm")]
     of_heads = [None if norm is None else _norm_of(norm, native) for norm in head_norms]
     dim = getattr(attention, "head_dim", None)
@@ -141,7 +144,7 @@ def _layer_of(module: nn.Module, native: NativeRows) -> _Layer | None:
         or dim % native.attention_granularity
         or before is None
         or after is None
-        or any(type(part) is not nn.Linear or not _bf16(part) for part in projections)
+        or any(part is None for part in projections)
         or any(norm is not None and found is None for norm, found in zip(head_norms, of_heads, strict=True))
     ):
         return None
@@ -152,11 +155,7 @@ def _layer_of(module: nn.Module, native: NativeRows) -> _Layer | None:
             setattr(weights, name.replace("_norm", "") + "_epsilon", norm.epsilon)
     weights.query_norm_width, weights.key_norm_width = (0 if norm is None else len(norm.weight) for norm in of_heads)
     for name, part in zip(("query", "key", "value", "output"), projections, strict=True):
-        setattr(weights, name, part.weight.data_ptr())
-        if part.bias is not None:
-            setattr(weights, f"{name}_bias", part.bias.data_ptr())
-        if name != "output":
-            setattr(weights, f"{name}_width", part.out_features)
+        setattr(weights, name, part)
     scale = getattr(attention, "scaling", None) or dim**-0.5
     mlp = children[rest.pop()]
     return _Layer(module, attention, weights, mlp, lean_block(mlp, native), scale)
@@ -168,6 +167,13 @@ def _norm_of(module: Any, native: NativeRows) -> _Norm | None:
     return _Norm(module.weight, module.variance_epsilon)
 
 
-def _bf16(module: nn.Linear) -> bool:
+def _weights_of(module: Any, native: NativeRows) -> LinearWeights | None:
+    """None: it is no linear layer that the compiled products compute."""
+    if type(module) is StoredLinear:
+        return module.weights
+    if type(module) is not nn.Linear:
+        return None
     weight = module.weight
-    return weight.dtype is torch.bfloat16 and weight.device.type == "cpu" and module.in_features % 2 == 0
+    if weight.dtype is not torch.bfloat16 or weight.device.type != "cpu" or module.in_features % 2:
+        return None
+    return native.linear_weights(weight, module.bias)

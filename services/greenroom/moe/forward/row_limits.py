@@ -152,7 +152,7 @@ def limits_for(loaded: LoadedMoE, ragged: RaggedModel, pack: PackFile, asked: st
         return fixed
     if asked == "auto" and not native.multiplies_bf16:
         return RowLimits(ANY_ROWS, ANY_ROWS, ANY_ROWS)
-    path, here = limits_path(pack.path), _identity(pack, native)
+    path, here = limits_path(pack.path), _identity(loaded, pack, native)
     found = _here.get(here) or _load(path, here) or measure(loaded, ragged, pack.manifest, here)
     kept = _load(path, here)
     if kept is None:
@@ -298,15 +298,16 @@ def limits_path(pack: Path) -> Path:
     return pack.with_suffix(".rows.json")
 
 
-def _identity(pack: PackFile, native: NativeRows) -> str:
+def _identity(loaded: LoadedMoE, pack: PackFile, native: NativeRows) -> str:
     """Of the model's shapes, the processor and what computes on it, greenroom's own products included. Not of the
     machine's name: a container has another one at each start, and replicas that share a pack are to compute alike.
     """
     manifest = pack.manifest
+    dense = "".join(f" dense {name}" for name in loaded.dense_formats)
     return (
         f"{manifest.model_type} {manifest.dtype} {manifest.source_digest} {processor_name()} "
         f"{native.instruction_set} {torch.get_num_threads()} threads torch {torch.__version__} "
-        f"greenroom {importlib.metadata.version('greenroom')}"
+        f"greenroom {importlib.metadata.version('greenroom')}{dense}"
     )
 
 

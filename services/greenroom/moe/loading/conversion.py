@@ -34,10 +34,12 @@ from greenroom.core.errors import CorruptCheckpoint, UnsupportedModel
 from greenroom.moe.architecture.families import unsupported
 from greenroom.moe.architecture.moe_layers import ExpertTensor, MoeLayer, blueprint, describe_layers
 from greenroom.moe.formats.expert_format import PLAIN_FORMAT, BadCodes, EncodesNumbers, ExpertFormat
-from greenroom.moe.formats.gguf_storage import GgufMxfp4, storage_of
+from greenroom.moe.formats.gguf_storage import GgufMxfp4, matrix_format_of, storage_of
+from greenroom.moe.formats.grouped_format import MatrixFormat
 from greenroom.moe.formats.registry import shipped
 from greenroom.moe.formats.stored_matrix import MatrixStorage
 from greenroom.moe.loading.checkpoint import Checkpoint
+from greenroom.moe.loading.dense_matrices import StoredMatrix, linear_layers
 from greenroom.moe.loading.quantization import dequantizing_converters, is_dequantizing
 
 Fed = dict[tuple[str, str], list[StoredTensor]]
@@ -137,10 +139,12 @@ class _Rename(ConversionOps):  # type: ignore[misc]
 
 
 class ExpertPlan:
-    """How every expert of a checkpoint is made from its tensors. ``dense``: the tensors of everything else, by the
-    names that transformers loads them by, and ``dense_in_parts``: its matrices that are stored in parts, by the name of
-    the tensor that they make. ``unused_biases``: of linear layers in parts that the model has no bias for; older tools
-    write zeros there.
+    """How every expert of a checkpoint is made from its tensors, and where everything else is.
+
+    ``dense``: the tensors of everything else, by the names that transformers loads them by. ``dense_in_parts``: its
+    matrices that are stored in parts, by the name of the tensor that they make. ``dense_stored``: matrices that stay as
+    they are stored, by the path of their linear layer; they are in neither of these. ``unused_biases``: of linear
+    layers in parts that the model has no bias for; older tools write zeros there.
 
     Reads no weights. Raises UnsupportedModel for a mapping that can not be applied expert by expert, and
     CorruptCheckpoint if tensors are missing or do not have the shapes that the configuration says.
@@ -151,14 +155,18 @@ class ExpertPlan:
         checkpoint: Checkpoint,
         dtype: torch.dtype,
         expert_format: ExpertFormat | Sequence[ExpertFormat] = PLAIN_FORMAT,
+        *,
+        dense_as_stored: bool = False,
     ) -> None:
         """``expert_format``: of the records, or of each layer's. Plain, the one that the checkpoint ships its experts
-        in, or one that encodes numbers.
+        in, or one that encodes numbers. ``dense_as_stored``: linear layers outside the experts stay in their codes,
+        where compiled products know these.
         """
         self.checkpoint = checkpoint
         self.dtype = dtype
-        shipping = shipped(checkpoint.config, checkpoint.tensors)
-        self._shipped, self.storage, self._leaves_out = shipping.format, shipping.storage, shipping.leaves_out
+        self._shipping = shipped(checkpoint.config, checkpoint.tensors)
+        self._shipped, self.storage = self._shipping.format, self._shipping.storage
+        self._leaves_out = self._shipping.leaves_out
         self._model = blueprint(checkpoint.config, dtype)
         self.layers = describe_layers(self._model, checkpoint.config, dtype)
         if isinstance(expert_format, Sequence):
@@ -171,7 +179,9 @@ class ExpertPlan:
         self.dense: dict[str, StoredTensor] = {}
         self.dense_in_parts: dict[str, dict[str, StoredTensor]] = {}
         self.unused_biases: list[StoredTensor] = []
+        self._unconverted: dict[str, str] = {}  # a dense tensor's name in the checkpoint, by its name in the model
         self.recipes = self._recipes()
+        self.dense_stored = self._keep_dense() if dense_as_stored else {}
         checked = set()
         for layer, recipes in zip(self.layers, self.recipes, strict=True):
             # In most models all experts have one build.
@@ -269,6 +279,11 @@ class ExpertPlan:
         return torch.equal(_bytes_of(made[recipe.target]), joined)
 
     @property
+    def dense_formats(self) -> tuple[str, ...]:
+        """Of ``dense_stored``, in order of their names."""
+        return tuple(sorted({one.format.name for one in self.dense_stored.values()}))
+
+    @property
     def stored(self) -> list[StoredTensor]:
         """All tensors of the checkpoint that become experts."""
         return [t for recipes in self.recipes for recipe in recipes for feed in recipe.feeds for t in feed.tensors]
@@ -333,6 +348,8 @@ class ExpertPlan:
                 continue
             if part:
                 in_parts[name][part] = stored
+            if renamed in state and not pattern:
+                self._unconverted[renamed] = name
         for name, parts in in_parts.items():
             self._check_parts(name, parts)
         self.unused_biases = [self.checkpoint.tensors[key] for key in unplaced if self._is_of_parts(key)]
@@ -342,6 +359,31 @@ class ExpertPlan:
             [key for key in unplaced if not any(re.search(pattern, key) for pattern in ignored)],
         )
         return collected
+
+    def _keep_dense(self) -> dict[str, StoredMatrix]:
+        """Takes what stays as it is stored out of the other dense tensors."""
+        kept = {}
+        for path, linear in linear_layers(self._model, self.layers).items():
+            name = self._unconverted.get(f"{path}.weight")
+            found = None if name is None else self._stored_as(name)
+            if name is None or found is None:
+                continue
+            own, storage, parts = found
+            self.dense.pop(name, None)
+            self.dense_in_parts.pop(name, None)
+            stored = tuple(parts[part] for part in storage.parts)
+            kept[path] = StoredMatrix(path, name, linear.out_features, linear.in_features, own, storage, stored)
+        return kept
+
+    def _stored_as(self, name: str) -> tuple[MatrixFormat, MatrixStorage, dict[str, StoredTensor]] | None:
+        """What a dense matrix can stay as, how it is stored, and its parts. None: it can not."""
+        if (parts := self.dense_in_parts.get(name)) is not None:
+            own, storage = self._shipping.dense_format(parts), self.storage
+        elif (block := self.dense[name].block) is not None and (own := matrix_format_of(block)) is not None:
+            parts, storage = {"": self.dense[name]}, storage_of(block, own)
+        else:
+            return None
+        return None if own is None or storage is None else (own, storage, parts)
 
     def _part_of(self, key: str, stored: StoredTensor) -> tuple[str, str]:
         """The name of the matrix that a tensor is a part of, and which part it is ("": it is no part)."""

@@ -1,4 +1,5 @@
-"""Whether a checkpoint's experts stay as they are stored, or become numbers of the model's dtype in their pack."""
+"""Whether a checkpoint's experts stay as they are stored, or become numbers of the model's dtype in their pack; and
+whether its other linear layers do."""
 
 from __future__ import annotations
 
@@ -24,6 +25,7 @@ from greenroom.moe.native.library import NativeUnavailable
 from greenroom.moe.native.rows import native_rows
 
 EXPERTS_AS: Final = ("auto", "stored", "expanded", EXPERTS_AS_LOSSLESS)
+DENSE_AS: Final = ("auto", "stored", "expanded")
 
 
 def kept_format(
@@ -68,6 +70,36 @@ def kept_format(
         return PLAIN_FORMAT
     computed = computed_in is torch.bfloat16 and products != "torch" and device == "cpu"
     return found.format if computed and _compiled() and _taken(checkpoint, found.format) else PLAIN_FORMAT
+
+
+def keeps_dense(dtype: torch.dtype, dense_as: str = "auto", *, products: str = "auto", device: str = "cpu") -> bool:
+    """Whether linear layers outside the experts stay as they are stored, where their codes are known.
+
+    ``dense_as``: "auto" and "stored" keep them, "expanded" makes numbers of ``dtype`` of them. They can stay where
+    compiled products compute them; elsewhere "auto" expands. ``products`` and ``device`` (its type): what the model
+    will be computed by.
+
+    Raises InvalidConfig for a name that is not in DENSE_AS, and for "stored" where they can not stay.
+    """
+    if dense_as not in DENSE_AS:
+        raise InvalidConfig("dense_as", dense_as, f"allowed: {', '.join(DENSE_AS)}")
+    if dense_as == "expanded":
+        return False
+    why = None
+    if dtype is not torch.bfloat16:
+        why = f"the model is computed in {dtype}"
+    elif products == "torch" or device != "cpu":
+        why = f"torch computes its products on {device}"
+    else:
+        try:
+            native_rows()
+        except NativeUnavailable as reason:
+            why = str(reason)
+    if why is not None and dense_as == "stored":
+        raise InvalidConfig(
+            "dense_as", dense_as, f"only compiled products take codes, in bfloat16 on a CPU, and {why}: auto, expanded"
+        )
+    return why is None
 
 
 def _taken(checkpoint: Checkpoint, own: ExpertFormat) -> bool:

@@ -31,6 +31,7 @@ from greenroom.moe.kernels.expert_products import clamped_gate_of, native_for, p
 from greenroom.moe.kernels.experts_forward import switch_expert, switch_experts_forward
 from greenroom.moe.loading.checkpoint import Checkpoint
 from greenroom.moe.loading.conversion import ExpertPlan
+from greenroom.moe.loading.kept_format import keeps_dense
 from greenroom.moe.loading.packing import resolve_dtype
 from greenroom.moe.loading.skeleton import load_skeleton
 from greenroom.moe.native.onednn import bound_primitives
@@ -52,7 +53,7 @@ class LoadedMoE:
     ``formats``: of their records. ``masking``: why its routers can not be confined to allowed experts (None: they can).
     Routers that were not found can not; they do not show their logits either. ``native``: the compiled products that
     compute its experts (None: torch does). ``routers_found``: whether all routers were, which those products compute
-    too.
+    too. ``dense_formats``: of linear layers that stay as they are stored; empty: none does.
     """
 
     model: Any
@@ -65,6 +66,7 @@ class LoadedMoE:
     native: NativeRows | None = field(default=None, repr=False)
     routers_found: bool = False
     formats: tuple[ExpertFormat, ...] = ()
+    dense_formats: tuple[str, ...] = ()
 
     @property
     def expanding_bytes(self) -> int:
@@ -95,7 +97,7 @@ class LoadedMoE:
 
     @property
     def vocab_size(self) -> int:
-        return int(self.model.get_output_embeddings().weight.shape[0])
+        return int(self.model.get_output_embeddings().out_features)
 
 
 def load(
@@ -105,11 +107,13 @@ def load(
     products: str = "auto",
     device: torch.device | None = None,
     expert_format: ExpertFormat | Sequence[ExpertFormat] = PLAIN_FORMAT,
+    dense_as: str = "auto",
 ) -> LoadedMoE:
     """Load the dense weights and install the hooks. The model can run once a source is attached.
 
     ``products``: one of ``expert_products.PRODUCTS``; on another ``device`` than the CPU always torch's.
-    ``expert_format``: that of the pack whose experts it will be given, or of each of its layers.
+    ``expert_format``: that of the pack whose experts it will be given, or of each of its layers. ``dense_as``: whether
+    other linear layers stay as they are stored (``keeps_dense``).
 
     Raises UnsupportedModel for a model that is not served, CorruptCheckpoint if tensors are missing, InvalidConfig for
     an unknown dtype.
@@ -118,7 +122,8 @@ def load(
     bound_primitives()
     family = family_of(checkpoint.config)
     kept = resolve_dtype(checkpoint, dtype)
-    plan = ExpertPlan(checkpoint, kept, expert_format)
+    stays = keeps_dense(kept, dense_as, products=products, device="cpu" if device is None else device.type)
+    plan = ExpertPlan(checkpoint, kept, expert_format, dense_as_stored=stays)
     model = load_skeleton(plan, attn_implementation)
     if device is not None and device.type != "cpu":
         model.to(device)
@@ -148,6 +153,7 @@ def load(
         *(model, checkpoint, family, plan.layers, kept, masking, hooks, native),
         routers_found=None not in routers,
         formats=tuple(plan.formats),
+        dense_formats=plan.dense_formats,
     )
 
 

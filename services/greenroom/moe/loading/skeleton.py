@@ -18,13 +18,16 @@ from greenroom.checkpoints.safetensors_headers import StoredTensor
 from greenroom.checkpoints.shard_reader import ShardReader, typed
 from greenroom.core.errors import CorruptCheckpoint
 from greenroom.moe.architecture.moe_layers import CONSTRUCTING, MoeLayer, Outlined, model_class
-from greenroom.moe.formats.expert_format import BadCodes
 from greenroom.moe.kernels.experts_forward import IMPLEMENTATION
+from greenroom.moe.kernels.stored_linear import StoredLinear
 from greenroom.moe.loading.conversion import ExpertPlan
+from greenroom.moe.loading.dense_matrices import read_parts
+from greenroom.moe.native.rows import native_rows
 
 
 def load_skeleton(plan: ExpertPlan, attn_implementation: str | None = None) -> Any:
-    """The model of ``plan``'s checkpoint in its dtype, without its experts' weights.
+    """The model of ``plan``'s checkpoint in its dtype, without its experts' weights. Linear layers that stay as they
+    are stored are ``StoredLinear``.
 
     ``attn_implementation``: None is transformers' own choice. Raises CorruptCheckpoint if dense weights are missing or
     have another shape.
@@ -37,6 +40,8 @@ def load_skeleton(plan: ExpertPlan, attn_implementation: str | None = None) -> A
             base.__init__(self, config, *args, **kwargs)
         for layer in plan.layers:
             _strip(self, layer)
+        for path in plan.dense_stored:
+            self.set_submodule(path, StoredLinear(self.get_submodule(path)))
 
     # transformers identifies a class by its name and module, so these stay those of the base class
     own = {"__init__": init, "__module__": base.__module__, "__qualname__": base.__qualname__}
@@ -55,6 +60,7 @@ def load_skeleton(plan: ExpertPlan, attn_implementation: str | None = None) -> A
             **options,
         )
     model.__class__ = base
+    _store(model, plan)
     if wrong := [*sorted(report["missing_keys"]), *sorted(key for key, *_ in report["mismatched_keys"])]:
         raise CorruptCheckpoint(
             f"{checkpoint.name} lacks {len(wrong)} dense tensors, or has them in another shape: {', '.join(wrong[:5])}"
@@ -74,6 +80,22 @@ def _unquantized(config: Any) -> Any:
     config = copy.deepcopy(config)
     del config.quantization_config
     return config
+
+
+def _store(model: Any, plan: ExpertPlan) -> None:
+    """Matrices that stay codes. What reading one takes comes and goes: all memory that stays is taken before, lest it
+    lies between, and the largest is read first, while there is least beside it.
+    """
+    if not plan.dense_stored:
+        return
+    native = native_rows()
+    ordered = sorted(plan.dense_stored.values(), key=lambda one: -one.nbytes)
+    rooms = [one.room() for one in ordered]
+    with ShardReader() as reader:
+        for one, room in zip(ordered, rooms, strict=True):
+            one.read(reader, plan.dtype, plan.checkpoint.gguf, room)
+            module: Any = model.get_submodule(one.module)
+            module.store(native, room)
 
 
 def _dense_weights(plan: ExpertPlan) -> dict[str, torch.Tensor]:
@@ -98,12 +120,7 @@ def _dense(reader: ShardReader, plan: ExpertPlan, name: str, stored: StoredTenso
 
 def _numbers(reader: ShardReader, plan: ExpertPlan, parts: dict[str, StoredTensor]) -> torch.Tensor:
     assert plan.storage is not None
-    stored = [parts[part] for part in plan.storage.parts]
-    weights = [typed(reader.read(one), one, codes=True) for one in stored]
-    try:
-        plan.storage.check(weights, plan.dtype)
-    except BadCodes as error:
-        raise CorruptCheckpoint(f"{stored[error.part].name} in {stored[error.part].shard} {error}") from error
+    weights = read_parts(reader, plan.storage, [parts[part] for part in plan.storage.parts], plan.dtype)
     return plan.storage.numbers(weights, plan.dtype)
 
 

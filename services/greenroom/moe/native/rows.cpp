@@ -51,19 +51,24 @@ struct Rows {
   }
 };
 
-struct Linear {
-  const uint32_t *weights;
-  const uint16_t *bias;  // null: no bias
-  size_t outputs, rows;
-  uint16_t *out;
-};
-
 // A matrix in codes whose neighbours share scales: grouped_products.inc. `units` of a panel, and of a group. `order`: which input
 // of x each of its own is; null: they are the same.
 struct CodedMatrix {
   const uint8_t *codes, *scales, *minimums;
   size_t units, group;
   const int32_t *order;
+};
+
+struct GroupedKernels;
+
+// A linear layer over rows. Its weights are numbers, or `codes` of the format that `grouped` computes.
+struct Linear {
+  const uint32_t *weights;
+  const uint16_t *bias;  // null: no bias
+  size_t outputs, rows;
+  uint16_t *out;
+  const GroupedKernels *grouped = nullptr;
+  CodedMatrix codes{};
 };
 
 // One expert and the rows that are routed to it. `up` holds the gate projection, then the up projection. What follows `add` is
@@ -82,13 +87,26 @@ struct Expert {
   CodedMatrix up_codes{}, down_codes{};
 };
 
-// The products of SwiGLU experts in a format of grouped_formats.inc. `inputs` of a unit; `tensors` of a matrix: codes, scales,
-// and minimums if there are such.
+// The products of SwiGLU experts and of linear layers in a format of grouped_formats.inc. `inputs` of a unit; `tensors` of a
+// matrix: codes, scales, and minimums if there are such.
 struct GroupedKernels {
   const char *name;
   size_t inputs, tensors;
   void (*hidden)(const Expert &, const Rows &, Rows &, size_t begin, size_t end);
   void (*output)(const Expert &, const Rows &, size_t begin, size_t end);
+  void (*linear)(const Linear &, const Rows &, size_t begin, size_t end);
+};
+
+constexpr size_t HALF_PANEL = 16;  // outputs: grouped_products.inc
+
+// Of a matrix of so many outputs in codes, what threads share: an output of both halves of a panel each.
+inline size_t coded_words(size_t outputs) { return (outputs + 2 * HALF_PANEL - 1) / (2 * HALF_PANEL) * HALF_PANEL; }
+
+// A linear layer as callers have it. `format`: 0 is bf16; else one more than the number of the codes' (greenroom_grouped_format).
+// `group`: how many inputs share a scale (0: all of them). Null: it has no bias, and its codes no minimums, no order.
+struct LinearWeights {
+  const void *weights, *scales, *minimums, *order, *bias;
+  int64_t outputs, format, group;
 };
 
 // A matrix of lossless codes (lossless_products.inc) or planes (lossless_planes.inc), and where its bf16 numbers go to.
@@ -482,11 +500,11 @@ void run_experts(const Routed &of, unsigned threads, decltype(Kernels::hidden) h
 }
 
 // The weights of one decoder layer's attention block, and of the norms before (`before`) and after it (`after`). The
-// norms of queries and keys may be missing, and so may biases: they are null then.
+// norms of queries and keys may be missing: they are null then.
 struct AttentionWeights {
-  const void *before, *query, *query_bias, *key, *key_bias, *value, *value_bias, *query_norm, *key_norm;
-  const void *output, *output_bias, *after;
-  int64_t hidden, dim, query_width, key_width, value_width, query_norm_width, key_norm_width;
+  LinearWeights query, key, value, output;
+  const void *before, *query_norm, *key_norm, *after;
+  int64_t hidden, dim, query_norm_width, key_norm_width;
   float before_epsilon, query_epsilon, key_epsilon, after_epsilon;
 };
 
@@ -574,21 +592,51 @@ void run_clamped(const Routed &routed, const int64_t *weights, size_t tensors, d
 // whether the last tensor is the order of its inputs.
 size_t tensors_of(const int64_t *format) { return kernels.grouped[format[0]].tensors + (format[2] != 0); }
 
+// `group`: how many inputs share a scale (0: all of them).
+CodedMatrix coded_matrix(const GroupedKernels &of, size_t inputs, size_t group, const void *codes, const void *scales,
+                         const void *minimums, const void *order) {
+  const size_t units = (inputs + of.inputs - 1) / of.inputs;
+  return {(const uint8_t *)codes, (const uint8_t *)scales, (const uint8_t *)minimums, units, group ? group / of.inputs : units,
+          (const int32_t *)order};
+}
+
 // SwiGLU experts in codes. `formats`: that of the first projection, then that of the second one: tensors_of. `weights` has the
 // addresses of each expert's tensors.
 void run_grouped(const Routed &routed, const int64_t *formats, const int64_t *weights, unsigned threads) {
   const GroupedKernels &up = kernels.grouped[formats[0]], &down = kernels.grouped[formats[3]];
   const size_t up_tensors = tensors_of(formats), tensors = up_tensors + tensors_of(formats + 3);
   auto matrix = [](const GroupedKernels &of, const int64_t *format, size_t inputs, const int64_t *at) {
-    const size_t units = (inputs + of.inputs - 1) / of.inputs;
-    return CodedMatrix{(const uint8_t *)at[0], (const uint8_t *)at[1], (const uint8_t *)(of.tensors > 2 ? at[2] : 0), units,
-                       format[1] ? format[1] / of.inputs : units, (const int32_t *)(format[2] ? at[of.tensors] : 0)};
+    return coded_matrix(of, inputs, format[1], (const void *)at[0], (const void *)at[1],
+                        (const void *)(of.tensors > 2 ? at[2] : 0), (const void *)(format[2] ? at[of.tensors] : 0));
   };
-  const size_t half = 16, words = (routed.hidden + 2 * half - 1) / (2 * half) * half;  // of grouped_products.inc
-  run_experts(routed, threads, up.hidden, half, down.output, words, half, [&](Expert &expert, size_t e) {
+  const size_t words = coded_words(routed.hidden);
+  run_experts(routed, threads, up.hidden, HALF_PANEL, down.output, words, HALF_PANEL, [&](Expert &expert, size_t e) {
     const int64_t *own = weights + tensors * e;
     expert.up_codes = matrix(up, formats, routed.hidden, own);
     expert.down_codes = matrix(down, formats + 3, routed.inner, own + up_tensors);
+  });
+}
+
+Linear linear_of(const LinearWeights &of, int64_t inputs, int64_t rows, void *out) {
+  Linear job{(const uint32_t *)of.weights, (const uint16_t *)of.bias, (size_t)of.outputs, (size_t)rows, (uint16_t *)out};
+  if (of.format) {
+    job.grouped = &kernels.grouped[of.format - 1];
+    job.codes = coded_matrix(*job.grouped, inputs, of.group, of.weights, of.scales, of.minimums, of.order);
+  }
+  return job;
+}
+
+// The share of a linear layer's outputs that falls to thread `me` of `of`. Then `done(begin, end)` is called with these outputs.
+template <class Done>
+void share_linear(const Linear &job, const Rows &x, size_t me, size_t of, Done done) {
+  if (!job.grouped)
+    return share(job.outputs, kernels.columns, me, of, [&](size_t begin, size_t end) {
+      kernels.linear(job, x, begin, end);
+      done(begin, end);
+    });
+  share(coded_words(job.outputs), HALF_PANEL, me, of, [&](size_t begin, size_t end) {
+    job.grouped->linear(job, x, begin, end);
+    done(2 * begin, std::min(2 * end, job.outputs));  // whole panels
   });
 }
 
@@ -663,6 +711,15 @@ void greenroom_linear(const void *weights, const void *bias, const void *x, void
   fill(split, (const uint16_t *)x, nullptr, rows);
   Linear job{(const uint32_t *)weights, (const uint16_t *)bias, (size_t)outputs, (size_t)rows, (uint16_t *)out};
   spread(outputs, kernels.columns, threads, [&](size_t begin, size_t end) { kernels.linear(job, split, begin, end); });
+}
+
+// As greenroom_linear, of weights in bf16 or in codes.
+void greenroom_linear_layer(const LinearWeights *of, const void *x, void *out, int64_t rows, int64_t inputs, unsigned threads) {
+  thread_local Scratch scratch;
+  Rows split = scratch.rows(rows, inputs);
+  fill(split, (const uint16_t *)x, nullptr, rows);
+  const Linear job = linear_of(*of, inputs, rows, out);
+  together(threads, [&](size_t me, size_t threads) { share_linear(job, split, me, threads, [](size_t, size_t) {}); });
 }
 
 // Gated experts over their rows: `down · (silu(gate · x) * (up · x)) * scale`.
@@ -856,22 +913,18 @@ void greenroom_before_attention(const AttentionWeights *of, const void *hidden, 
   norm_rows(hidden, of->before, normed.data(), rows, of->hidden, of->before_epsilon, threads);
   Rows split = scratch.rows(rows, of->hidden);
   fill(split, normed.data(), nullptr, rows);
-  const Linear jobs[] = {
-      {(const uint32_t *)of->query, (const uint16_t *)of->query_bias, (size_t)of->query_width, (size_t)rows, (uint16_t *)query},
-      {(const uint32_t *)of->key, (const uint16_t *)of->key_bias, (size_t)of->key_width, (size_t)rows, (uint16_t *)key},
-      {(const uint32_t *)of->value, (const uint16_t *)of->value_bias, (size_t)of->value_width, (size_t)rows, (uint16_t *)value},
-  };
+  const Linear jobs[] = {linear_of(of->query, of->hidden, rows, query), linear_of(of->key, of->hidden, rows, key),
+                         linear_of(of->value, of->hidden, rows, value)};
   together(threads, [&](size_t me, size_t threads) {
-    for (const Linear &job : jobs)
-      share(job.outputs, kernels.columns, me, threads, [&](size_t begin, size_t end) { kernels.linear(job, split, begin, end); });
+    for (const Linear &job : jobs) share_linear(job, split, me, threads, [](size_t, size_t) {});
   });
   const struct {
     void *x;
     const void *weight;
     int64_t norm_width, width;
     float epsilon;
-  } heads[] = {{query, of->query_norm, of->query_norm_width, of->query_width, of->query_epsilon},
-               {key, of->key_norm, of->key_norm_width, of->key_width, of->key_epsilon}};
+  } heads[] = {{query, of->query_norm, of->query_norm_width, of->query.outputs, of->query_epsilon},
+               {key, of->key_norm, of->key_norm_width, of->key.outputs, of->key_epsilon}};
   for (const auto &part : heads) {
     if (part.weight) norm_rows(part.x, part.weight, part.x, rows * (part.width / part.norm_width), part.norm_width, part.epsilon, threads);
     spread(rows, ROWS_WORTH_A_THREAD, threads, [&](size_t begin, size_t end) {
@@ -887,12 +940,10 @@ void greenroom_after_attention(const AttentionWeights *of, const void *mixed, in
   thread_local Scratch scratch;
   Rows split = scratch.rows(rows, width);
   fill(split, (const uint16_t *)mixed, nullptr, rows);
-  Linear job{(const uint32_t *)of->output, (const uint16_t *)of->output_bias, (size_t)of->hidden, (size_t)rows,
-             (uint16_t *)normed};
+  const Linear job = linear_of(of->output, width, rows, normed);
   uint16_t *stream = (uint16_t *)hidden, *added = (uint16_t *)normed;
   together(threads, [&](size_t me, size_t threads) {
-    share(of->hidden, kernels.columns, me, threads, [&](size_t begin, size_t end) {
-      kernels.linear(job, split, begin, end);
+    share_linear(job, split, me, threads, [&](size_t begin, size_t end) {
       for (int64_t r = 0; r < rows; r++)
         for (size_t n = r * of->hidden + begin; n < r * of->hidden + end; n++)
           stream[n] = to_bf16(to_float(stream[n]) + to_float(added[n]));

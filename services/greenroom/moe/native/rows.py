@@ -51,23 +51,33 @@ def lowered(found: tuple[str, ...], fastest: str | None) -> tuple[str, ...]:
     return kept
 
 
+class LinearWeights(ctypes.Structure):
+    """A linear layer: addresses (None: there is none), outputs, and how its weights are stored.
+
+    ``format``: 0 is bf16, else the number of the codes' format, from 1 on. ``group``: see GroupedCodes.
+    ``NativeRows.linear_weights`` makes it. The caller keeps the tensors alive.
+    """
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("weights", "scales", "minimums", "order", "bias")),
+        *((name, ctypes.c_int64) for name in ("outputs", "format", "group")),
+    )
+
+
 class AttentionWeights(ctypes.Structure):
-    """The weights of one decoder layer around its attention: addresses (None: there is none), widths, epsilons.
+    """The weights of one decoder layer around its attention: projections, addresses (None: there is none), widths,
+    epsilons.
 
     ``before`` and ``after``: the norms before and after attention. A norm of heads is as wide as one head, or as all of
     them. The caller keeps the tensors alive.
     """
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in (
-            *("before", "query", "query_bias", "key", "key_bias", "value", "value_bias", "query_norm", "key_norm"),
-            *("output", "output_bias", "after"),
-        )),
-        *((name, ctypes.c_int64) for name in (
-            *("hidden", "dim", "query_width", "key_width", "value_width", "query_norm_width", "key_norm_width"),
-        )),
+        *((name, LinearWeights) for name in ("query", "key", "value", "output")),
+        *((name, ctypes.c_void_p) for name in ("before", "query_norm", "key_norm", "after")),
+        *((name, ctypes.c_int64) for name in ("hidden", "dim", "query_norm_width", "key_norm_width")),
         *((name, ctypes.c_float) for name in ("before_epsilon", "query_epsilon", "key_epsilon", "after_epsilon")),
-    )  # fmt: skip
+    )
 
 
 class Lasting:
@@ -117,6 +127,14 @@ class GroupedCodes(NamedTuple):
     ordered: bool = False
 
 
+class GroupedMatrix(NamedTuple):
+    """A matrix in codes. ``tensors``: codes, scales, and minimums and an order where there are such, as in a record."""
+
+    codes: GroupedCodes
+    outputs: int
+    tensors: tuple[torch.Tensor, ...]
+
+
 class GroupedExpert(NamedTuple):
     """SwiGLU experts in codes: how each matrix is computed, and the width between both."""
 
@@ -159,6 +177,9 @@ class NativeRows:
         self._linear = library.greenroom_linear
         self._linear.argtypes = [pointer, pointer, pointer, pointer, count, count, count, ctypes.c_uint]
         self._linear.restype = None
+        self._linear_layer = library.greenroom_linear_layer
+        self._linear_layer.argtypes = [ctypes.POINTER(LinearWeights), pointer, pointer, count, count, ctypes.c_uint]
+        self._linear_layer.restype = None
         self._experts = library.greenroom_experts
         self._experts.argtypes = [
             *(pointer, pointer, count, count, count, pointer),
@@ -306,6 +327,30 @@ class NativeRows:
             *(weight.data_ptr(), None if bias is None else bias.data_ptr(), rows.data_ptr(), out.data_ptr()),
             *(count, inputs, outputs, threads),
         )
+        return out
+
+    def linear_weights(self, weight: torch.Tensor | GroupedMatrix, bias: torch.Tensor | None = None) -> LinearWeights:
+        """Of ``weight[outputs, inputs]`` in bf16, or of a matrix in codes, and ``bias[outputs]``."""
+        address = None if bias is None else bias.data_ptr()
+        if isinstance(weight, torch.Tensor):
+            return LinearWeights(weights=weight.data_ptr(), bias=address, outputs=weight.shape[0])
+        own, parts = weight.codes, [tensor.data_ptr() for tensor in weight.tensors]
+        order = parts.pop() if own.ordered else None
+        codes, scales, *minimums = parts
+        return LinearWeights(
+            *(codes, scales, minimums[0] if minimums else None, order, address),
+            *(weight.outputs, self._grouped[own.name] + 1, own.group),
+        )
+
+    def linear_layer(self, rows: torch.Tensor, of: LinearWeights) -> torch.Tensor:
+        """As ``linear``, of a layer that may be in codes: ``rows[R, inputs]`` to ``[R, outputs]``.
+
+        Of codes a group's products are summed, then scaled.
+        """
+        (count, inputs), outputs = rows.shape, of.outputs
+        out = torch.empty(count, outputs, dtype=torch.bfloat16)
+        threads = self._threads(outputs * inputs)
+        self._linear_layer(of, rows.data_ptr(), out.data_ptr(), count, inputs, threads)
         return out
 
     def linear_floats(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -639,12 +684,13 @@ class NativeRows:
         ``sines[T, D]``.
         """
         count = len(hidden)
-        shapes = [(count, width // of.dim, of.dim) for width in (of.query_width, of.key_width, of.value_width)]
+        widths = [one.outputs for one in (of.query, of.key, of.value)]
+        shapes = [(count, width // of.dim, of.dim) for width in widths]
         query, key, value = (torch.empty(shape, dtype=torch.bfloat16) for shape in shapes)
         self._before_attention(
             *(of, hidden.data_ptr(), count, cosines.data_ptr(), sines.data_ptr()),
             *(query.data_ptr(), key.data_ptr(), value.data_ptr()),
-            self._threads(of.hidden * (of.query_width + of.key_width + of.value_width)),
+            self._threads(of.hidden * sum(widths)),
         )
         return query, key, value
 

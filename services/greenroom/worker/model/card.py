@@ -16,11 +16,15 @@ _SAMPLES = 4
 
 
 def card_of(worker: ModelRuntime) -> ModelCard:
-    """What ``worker`` serves. Workers with equal digests give equal answers, but for rounding."""
+    """What ``worker`` serves. Workers with equal digests give equal answers, but for rounding.
+
+    Weights that stay as they are stored are not rounded to the model's dtype. The difference is that of another copy
+    of the model: so experts that are kept otherwise have another digest, by their pack's, and dense weights as well.
+    """
     served, manifest = worker.served, worker.pack.manifest
     text = text_digest(worker.checkpoint.folder)
     whole = hashlib.blake2b(digest_size=16)
-    for part in (manifest.model_type, manifest.dtype, manifest.source_digest, text):
+    for part in (manifest.model_type, manifest.dtype, manifest.source_digest, text, *worker.dense_formats):
         whole.update(f"{part}\n".encode())
     dense = [tensor for name, tensor in sorted(worker.checkpoint.tensors.items()) if ".experts." not in name]
     whole.update(sampled(dense))

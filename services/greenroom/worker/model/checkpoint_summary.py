@@ -12,7 +12,7 @@ from greenroom.moe.formats.registry import shipped
 from greenroom.moe.forward.ragged_probe import kv_layout_of
 from greenroom.moe.loading.checkpoint import Checkpoint
 from greenroom.moe.loading.conversion import ExpertPlan
-from greenroom.moe.loading.kept_format import kept_format
+from greenroom.moe.loading.kept_format import keeps_dense, kept_format
 from greenroom.moe.loading.packing import resolve_dtype
 
 RUNTIME_BYTES = 700 * 1024**2
@@ -23,7 +23,8 @@ RUNTIME_BYTES = 700 * 1024**2
 class Summary:
     """Sizes in bytes. ``refused``: why the batch loop does not serve the model, None where it does. ``checked``: the
     headers of the weights were compared with the configuration; False where there are no weights here.
-    ``expert_format``: how the experts lie in memory, "plain" being numbers of ``dtype``."""
+    ``expert_format``: how the experts lie in memory, "plain" being numbers of ``dtype``. ``dense_formats``: of linear
+    layers outside them that stay as they are stored, as far as there are headers of weights to say so."""
 
     name: str
     model_type: str
@@ -39,6 +40,7 @@ class Summary:
     refused: str | None
     checked: bool
     expert_format: str = PLAIN
+    dense_formats: tuple[str, ...] = ()
 
     @property
     def all_experts_bytes(self) -> int:
@@ -62,19 +64,24 @@ def summarise(
     checkpoint: Checkpoint,
     dtype: str = "auto",
     experts_as: str = "auto",
+    dense_as: str = "auto",
     *,
     products: str = "auto",
     device: str = "cpu",
 ) -> Summary:
-    """All sizes come from the configuration. Tensors, where the checkpoint has any, are compared with it.
-    ``experts_as``, ``products``, ``device``: as for ``kept_format``.
+    """Sizes come from the configuration. Tensors, where the checkpoint has any, are compared with it, and say which
+    dense weights stay as they are stored: without them all are counted as numbers. ``experts_as``, ``dense_as``,
+    ``products``, ``device``: as for ``kept_format`` and ``keeps_dense``.
 
     Raises UnsupportedModel, CorruptCheckpoint and InvalidConfig as loading does.
     """
     kept = resolve_dtype(checkpoint, dtype)
     expert_format = kept_format(checkpoint, dtype, experts_as, products=products, device=device)
+    dense_stays = keeps_dense(kept, dense_as, products=products, device=device)
+    plan = None
     if checkpoint.tensors:
-        ExpertPlan(checkpoint, kept, expert_format)
+        plan = ExpertPlan(checkpoint, kept, expert_format, dense_as_stored=dense_stays)
+    stored = {} if plan is None else plan.dense_stored
     model = blueprint(checkpoint.config, kept)
     layers = describe_layers(model, checkpoint.config, kept)
     text = checkpoint.config.get_text_config()
@@ -96,8 +103,9 @@ def summarise(
         for tensor in layer.tensors
         for expert in range(layer.experts)
     }
+    elsewhere = of_experts | {f"{path}.weight" for path in stored}
     held = [*model.named_parameters(), *model.named_buffers()]  # tied ones once
-    dense = [value for name, value in held if name not in of_experts]
+    dense = sum(value.nbytes for name, value in held if name not in elsewhere)
     return Summary(
         name=checkpoint.name,
         model_type=checkpoint.config.model_type,
@@ -107,10 +115,11 @@ def summarise(
         top_k=max(layer.top_k for layer in layers),
         experts=sum(layer.experts for layer in layers),
         expert_bytes=max(layout.nbytes for layout in layouts),
-        dense_bytes=sum(value.nbytes for value in dense),
+        dense_bytes=dense + sum(one.nbytes for one in stored.values()),
         kv_bytes_per_token=kv_bytes,
         max_model_len=getattr(text, "max_position_embeddings", 0) or 0,
         refused=refused,
         checked=bool(checkpoint.tensors),
         expert_format=expert_format.name,
+        dense_formats=() if plan is None else plan.dense_formats,
     )

@@ -28,6 +28,7 @@ from greenroom.worker.usable_memory import usable_cores
 
 DEVICES = ("auto", "cpu", "cuda")
 EXPERTS_AS = ("auto", "stored", "expanded", "lossless")
+DENSE_AS = ("auto", "stored", "expanded")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 ATTENTIONS = ("auto", "sdpa", "eager")
 PRODUCTS = ("auto", "native", "torch")
@@ -45,6 +46,8 @@ class WorkerConfig:
     - ``experts_as``: quantised experts stay as ``stored`` in the checkpoint, or are ``expanded`` to ``dtype`` while
       they are packed. ``auto``: as stored where compiled products take them so. ``lossless``: experts in bf16 take
       three quarters of their bytes or less.
+    - ``dense_as``: the same of quantised linear layers outside the experts. ``stored`` is refused where no compiled
+      product takes them so; ``auto`` expands them there.
     - ``products``: the compiled matrix products (``native``), those of ``torch``, or ``auto``.
     - ``compiled_rows``: up to how many rows the compiled products are used: ``measure``, ``auto`` (measured where the
       processor multiplies bf16 itself, else all), or fixed, ``8`` or ``PRODUCT,DECODE,PROMPT``.
@@ -75,6 +78,7 @@ class WorkerConfig:
     served_model_name: str | None = None
     dtype: str = "auto"
     experts_as: str = "auto"
+    dense_as: str = "auto"
     device: str = "auto"
     attention: str = "auto"
     products: str = "auto"
@@ -109,6 +113,7 @@ class WorkerConfig:
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("experts_as", self.experts_as, EXPERTS_AS)
+        _one_of("dense_as", self.dense_as, DENSE_AS)
         _one_of("device", self.device, DEVICES)
         _one_of("attention", self.attention, ATTENTIONS)
         _one_of("products", self.products, PRODUCTS)

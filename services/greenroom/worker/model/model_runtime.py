@@ -124,7 +124,7 @@ class ModelRuntime:
         with _transformers_bars(self._shows_progress):
             loaded = load(
                 *(self.checkpoint, config.dtype),
-                device=self._device, products=config.products,
+                device=self._device, products=config.products, dense_as=config.dense_as,
                 expert_format=[
                     PLAIN_FORMAT if layer.format == PLAIN else self._expert_format.of(layer.name)
                     for layer in self.pack.manifest.layers
@@ -141,6 +141,8 @@ class ModelRuntime:
         if config.batch_invariant:
             batch_invariance.require(loaded, ragged)
         self._products = describe_products(loaded.native, loaded.dtype)
+        self.dense_formats = loaded.dense_formats
+        """Of linear layers outside the experts that stay as they are stored."""
         dependence = batch_invariance.why_not(loaded, ragged)
         if config.fidelity != "exact":
             dependence = f"fidelity {config.fidelity!r} has rows go to the experts that are resident"
@@ -369,6 +371,7 @@ class ModelRuntime:
         kind = f"{self.checkpoint.config.model_type}, {self.pack.manifest.dtype} on {self._device}"
         formats = self.pack.manifest.formats
         kept = "" if formats == (PLAIN,) else f", as {' and '.join(formats)}"
+        dense = f"; dense layers as {' and '.join(self.dense_formats)}" if self.dense_formats else ""
         policy = spelling(self.config.policy, self.config.policy_options)
         maps = "" if self.config.residual is None else f" with the maps of {self.config.residual}"
         return (
@@ -377,7 +380,7 @@ class ModelRuntime:
             f"experts: policy {policy}{maps}, fidelity {self.config.fidelity}, "
             f"read {reads} from {self.pack.path} ({format_bytes(self.pack.manifest.record_bytes)}{kept})\n"
             f"reads: {link}\n"
-            f"products: {self._products}\n"
+            f"products: {self._products}{dense}\n"
             f"company: texts {self._company}\n"
             f"batching: {self.config.batching}, at most {self.config.step_rows} rows a step\n"
             f"memory:\n{self.plan.describe()}"

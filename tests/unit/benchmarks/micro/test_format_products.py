@@ -40,6 +40,22 @@ def test_both_are_timed_by_each_instruction_set_and_compute_the_same(native: Nat
     )
 
 
+LINEAR = [name for name, kind in FORMATS.items() if kind.linear is not None]
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_linear_layers_are_timed_the_same_way(native: NativeRows, name: str) -> None:
+    made = FORMATS[name].linear
+    assert made is not None
+    arms = made(native, outputs=32, inputs=64, memory=1)
+    found = measured(native, arms, 64, (1,), 1, work=1, sets=native.instruction_sets[:1])
+    assert [row["format"] for row in found] == [name, PLAIN]
+    assert arms[name].nbytes < arms[PLAIN].nbytes
+    rows = torch.randn(3, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    own, plain = (native.linear_layer(rows, arm.weights[1][0]).float() for arm in arms.values())
+    assert torch.allclose(own, plain, rtol=2.0**-5, atol=2.0**-5 * float(plain.abs().max()))
+
+
 def test_gains_are_of_the_same_round() -> None:
     row = row_of("some", "mxfp4", 4, [0.5, 1.0], [1.0, 3.0], int(2e9))
     assert row["microseconds"] == {"median": 750_000.0, "min": 500_000.0, "max": 1_000_000.0}

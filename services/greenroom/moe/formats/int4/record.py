@@ -80,8 +80,13 @@ class Int4(MatrixFormat):
     def shipped(self, storage: MatrixStorage, scale: str, leaves_out: Callable[[str], bool]) -> Shipped:
         """Of a checkpoint that stores matrices so. ``scale``: which of the parts has scales."""
 
+        def of_dense(stored: Mapping[str, StoredTensor]) -> Int4 | None:
+            kept = str(SCALES[stored[scale].dtype]).removeprefix("torch.")
+            whole = self.group_size == -1 or self.group_size % UNIT == 0
+            return replace(self, scales=kept) if whole and kept in _DECODERS else None
+
         def of(tensors: Mapping[str, StoredTensor]) -> Shipped:
-            found = Shipped(self, storage, leaves_out)
+            found = Shipped(self, storage, leaves_out, dense_format_of=of_dense)
             if self.group_size % UNIT and self.group_size != -1:
                 return found.only_expanded(f"its groups of {self.group_size} inputs are no whole units of {UNIT}")
             experts = [tensor for name, tensor in tensors.items() if ".experts." in name]
@@ -102,7 +107,8 @@ def codes_of(matrix: Int4Matrix, *, ordered: bool) -> list[torch.Tensor]:
     # Zeros are what is tried before anything is read. Of a checkpoint ``check`` has refused them.
     if groups is not None and not ordered and bool(groups.any()):
         raise UnsupportedModel(
-            "an expert's inputs are in an order, and by quantization_config there is none: use --experts-as expanded"
+            "a matrix's inputs are in an order, and by quantization_config there is none: use --experts-as expanded "
+            "and --dense-as expanded"
         )
     order = torch.arange(codes.shape[1]) if groups is None else torch.argsort(groups, stable=True)
     return [

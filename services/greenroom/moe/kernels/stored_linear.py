@@ -1,0 +1,44 @@
+"""Linear layers whose weights stay in the codes that a checkpoint has them in.
+
+One compiled product computes them, of any number of rows: a row's result does not depend on the rows beside it, and no
+weight is ever numbers.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from greenroom.moe.native.rows import GroupedMatrix, LinearWeights, NativeRows
+
+
+class StoredLinear(nn.Module):
+    """In the place of a ``nn.Linear``, whose ``bias`` it takes over. ``store`` gives it its weights."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.bias = linear.bias
+        self._native: NativeRows | None = None
+        self._weights: LinearWeights | None = None
+
+    def store(self, native: NativeRows, matrix: GroupedMatrix) -> None:
+        """``matrix[out_features, in_features]``: on the CPU, as is the bias, which must not move from now on."""
+        for number, tensor in enumerate(matrix.tensors):
+            self.register_buffer(f"part_{number}", tensor, persistent=False)
+        self._native = native
+        self._weights = native.linear_weights(matrix, self.bias)
+
+    @property
+    def weights(self) -> LinearWeights:
+        assert self._weights is not None, "``store`` has been called when a model is loaded"
+        return self._weights
+
+    def product(self, rows: torch.Tensor) -> torch.Tensor:
+        """``rows[R, in_features]`` to ``[R, out_features]``, both bf16 and contiguous."""
+        assert self._native is not None
+        return self._native.linear_layer(rows, self.weights)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        out = self.product(inputs.reshape(-1, self.in_features).contiguous())
+        return out.view(*inputs.shape[:-1], self.out_features)
