@@ -70,9 +70,12 @@ def test_a_head_in_codes_is_served(tmp_path: Path) -> None:
     coded = save_int4(plain, tmp_path / "coded", kind, left_out=())
     assert "lm_head.qweight" in load_all(coded)
     decoded = save_decoded(coded, tmp_path / "decoded", kind, torch.bfloat16)
-    loaded = load(resolve(str(coded)))
-    eager = model_class(loaded.checkpoint.config).from_pretrained(decoded, dtype=torch.bfloat16)
-    assert torch.equal(loaded.model.lm_head.weight, eager.lm_head.weight)
+    loaded, expanded = (load(resolve(str(coded)), dense_as=kept) for kept in ("auto", "expanded"))
+    eager = model_class(expanded.checkpoint.config).from_pretrained(decoded, dtype=torch.bfloat16)
+    assert torch.equal(expanded.model.lm_head.weight, eager.lm_head.weight)
+    if loaded.native is not None:  # a row of the unit matrix gives an input's weights
+        unit = torch.eye(eager.lm_head.in_features, dtype=torch.bfloat16)
+        assert torch.equal(loaded.model.lm_head(unit), eager.lm_head.weight.T)
 
 
 @pytest.mark.parametrize("apart", ["gate and up", "neither"])

@@ -241,7 +241,7 @@ def test_what_experts_are_kept_as(tmp_path: Path) -> None:
 
 def test_an_unknown_format_lists_the_known_ones() -> None:
     assert format_named("mxfp4") is MXFP4
-    with pytest.raises(UnknownName, match=r"format: 'q9' is not allowed; known: fp8-blocks, .*mxfp4, plain"):
+    with pytest.raises(UnknownName, match=r"format: 'q9' is not allowed; known: fp4, .*mxfp4, plain"):
         format_named("q9")
 
 

@@ -379,8 +379,9 @@ class ExpertPlan:
         """What a dense matrix can stay as, how it is stored, and its parts. None: it can not."""
         if (parts := self.dense_in_parts.get(name)) is not None:
             own, storage = self._shipping.dense_format(parts), self.storage
-        elif (block := self.dense[name].block) is not None and (own := matrix_format_of(block)) is not None:
-            parts, storage = {"": self.dense[name]}, storage_of(block, own)
+        elif (stored := self.dense.get(name)) is not None and stored.block is not None:
+            own = matrix_format_of(stored.block)
+            parts, storage = {"": stored}, None if own is None else storage_of(stored.block, own)
         else:
             return None
         return None if own is None or storage is None else (own, storage, parts)
