@@ -50,14 +50,15 @@ class FirstFill:
     """The device first, then the host. Each expert is tried once.
 
     On the device only slots are taken that are free, and they are given back to whoever asks for them, unless the
-    expert has begun to move. The host's may also be those of experts that the device holds too.
+    expert has begun to move. The host's may also be those of experts that the device holds too. An expert whose turn
+    comes while its pool has no slot for it is left out.
     """
 
     def __init__(self, tiers: Tiers, evictor: Evictor, hardware: Hardware) -> None:
         self._tiers = tiers
         self._evictor = evictor
         self._hardware = hardware
-        self._most = max(_LEAST_QUEUED, min(_QUEUED, _QUEUED_BYTES // tiers.slot_bytes))
+        self._most = max(_LEAST_QUEUED, min(_QUEUED, _QUEUED_BYTES // int(tiers.device.sizes.bytes_of.max())))
         self._device: deque[int] = deque()
         self._host: deque[int] = deque()
         self._began = 0.0
@@ -109,16 +110,17 @@ class FirstFill:
             _, experts, nbytes, _, failed = self.progress
             left = len(self._tiers.filling) + min(len(self._device), self._tiers.device.free)
             seconds = self._hardware.now() - self._began
-            self.progress = FillProgress(left, experts + 1, nbytes + self._tiers.slot_bytes, seconds, failed)
+            own = self._tiers.device.bytes_of(transfer.expert)
+            self.progress = FillProgress(left, experts + 1, nbytes + own, seconds, failed)
 
     def settle(self) -> None:
         """All that has ended is told."""
         if self._running:
             self._end_if_over()
 
-    def give_back(self) -> bool:
-        """Free a slot of the device that waits to be filled. False: there is none."""
-        key = self._tiers.withdraw_fill()
+    def give_back(self, pool: int) -> bool:
+        """Free a slot of the pool on the device that waits to be filled. False: there is none."""
+        key = self._tiers.withdraw_fill(pool)
         if key is None:
             return False
         self._device.appendleft(key)
@@ -142,21 +144,26 @@ class FirstFill:
             if not ledger.free:
                 break
             key = keys.popleft()
-            if ledger.absent[key] and not tiers.bound_for_host(key):
+            if ledger.absent[key] and ledger.free_in(ledger.pool(key)) and not tiers.bound_for_host(key):
                 tiers.fetch(key, Reason.FILL)
         self._end_if_over()
 
     def _queue_host(self) -> None:
         ledger, tiers, keys = self._tiers.ledger(Tier.HOST), self._tiers, self._host
+        full: set[int] = set()  # pools
         while keys and not (tiers.short_of_host_room or tiers.moving_to_host >= _QUEUED):
             key = keys.popleft()
-            if not (ledger.absent[key] and tiers.device.absent[key]):
+            pool = ledger.pool(key)
+            if pool in full or not (ledger.absent[key] and tiers.device.absent[key]):
                 continue
-            if not ledger.free:
-                copies = ledger.evictable() & tiers.device.resident
+            if not ledger.free_in(pool):
+                copies = ledger.evictable_in(pool) & tiers.device.resident
                 if not (copies.any() and self._evictor.free_one(Tier.HOST, key, Reason.FILL, copies)):
-                    keys.clear()
-                    return
+                    full.add(pool)
+                    if len(full) == ledger.sizes.pools:
+                        keys.clear()
+                        return
+                    continue
             tiers.fetch_to_host(key, Reason.FILL)
             ledger.prefetches.begin(key)
 

@@ -1,0 +1,108 @@
+"""How a tier's memory is cut into slots where records differ in size."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from greenroom.core.units import format_bytes
+from greenroom.policies.base.array_types import Counts, Keys, Mask
+from greenroom.policies.base.expert_keys import Catalogue
+
+
+class SlotSizes:
+    """The slots that a tier of any size has for the experts of a catalogue. Immutable.
+
+    Records of one size share a *pool* of slots of that size, and no other expert is ever in them. Slots are given in
+    one order, whatever the budget: one of each pool, then as many of each pool as the routers of its layers pick, then
+    so that all pools hold the same share of their experts. So a number of slots says everything, more slots never take
+    one from a pool, and a tier's slots lie in memory in the order in which they are given.
+
+    ``pool_of[expert]``: its pool, by ascending size. ``bytes_of[pool]``: of a slot. ``picked[pool]``: the most experts
+    that a router of its layers picks. ``order[slots]``: the pool of each slot, up to as many as there are experts.
+    ``members[pool]``: a mask of the experts.
+    """
+
+    __slots__ = ("_ends", "bytes_of", "experts", "members", "order", "picked", "pool_of", "pools")
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        sizes, pool_of = np.unique(catalogue.bytes_of, return_inverse=True)
+        self.experts = catalogue.size
+        self.pools = len(sizes)
+        self.pool_of: Counts = pool_of
+        self.bytes_of: Counts = sizes
+        self.members: tuple[Mask, ...] = tuple(pool_of == pool for pool in range(self.pools))
+        top_k = catalogue.top_k[catalogue.layer_of]
+        self.picked: Counts = np.array([top_k[own].max() for own in self.members])
+        self.order: Counts = _order(np.bincount(pool_of), self.picked)
+        self._ends: NDArray[np.int64] = np.concatenate(([0], np.cumsum(sizes[self.order])))
+        for array in (self.pool_of, self.bytes_of, self.picked, self.order, self._ends, *self.members):
+            array.setflags(write=False)
+
+    @classmethod
+    def uniform(cls, experts: int, *, nbytes: int = 1, top_k: int = 1) -> SlotSizes:
+        """Of experts that are all alike."""
+        return cls(Catalogue.uniform("model", layers=1, experts=experts, top_k=top_k, expert_bytes=nbytes))
+
+    @property
+    def least(self) -> int:
+        """The fewest slots with which every layer can run: each pool has as many as its routers pick."""
+        return int(self.picked.sum())
+
+    @property
+    def all_bytes(self) -> int:
+        """Of as many slots as there are experts."""
+        return int(self._ends[-1])
+
+    def nbytes(self, slots: int) -> int:
+        """Of the first ``slots``."""
+        return int(self._ends[slots])
+
+    def within(self, nbytes: int) -> int:
+        """How many slots ``nbytes`` hold, at most one for each expert."""
+        return max(0, int(np.searchsorted(self._ends, nbytes, side="right")) - 1)
+
+    def host_slots(self, nbytes: int) -> int:
+        """As ``within``, of a tier that experts pass: none, where there is not one of each pool."""
+        slots = self.within(nbytes)
+        return slots if slots >= self.pools else 0
+
+    def slot_bytes(self, slots: int) -> list[int]:
+        """Of each of the first ``slots``."""
+        found: list[int] = self.bytes_of[self.order[:slots]].tolist()
+        return found
+
+    def describe(self) -> str:
+        """The sizes as a person reads them."""
+        least, most = format_bytes(self.bytes_of[0]), format_bytes(self.bytes_of[-1])
+        return least if self.pools == 1 else f"{least} to {most}"
+
+    def say_least(self) -> str:
+        """Why ``least`` are needed."""
+        if self.pools == 1:
+            return f"one layer's router picks {self.least}"
+        return f"routers pick {self.least} of the {self.pools} sizes together"
+
+    def places(self, slots: int) -> Counts:
+        """``[pools]``: how many of the first ``slots`` each has."""
+        return np.bincount(self.order[:slots], minlength=self.pools)
+
+    def placed(self, ranked: Keys, places: Counts) -> Keys:
+        """Those of the distinct experts ``ranked`` that get one of the ``places[pools]``, the first ones of each pool,
+        in their order.
+        """
+        if self.pools == 1:
+            return ranked[: int(places[0])]
+        pool_of, chosen = self.pool_of[ranked], np.zeros(len(ranked), dtype=np.bool_)
+        for pool, count in enumerate(places.tolist()):
+            chosen[np.flatnonzero(pool_of == pool)[:count]] = True
+        return ranked[chosen]
+
+
+def _order(experts: Counts, picked: Counts) -> Counts:
+    """The pool of each slot, for pools of so many ``experts`` whose routers pick so many."""
+    pools = np.repeat(np.arange(len(experts)), experts)
+    number = np.arange(len(pools)) - np.repeat(np.cumsum(experts) - experts, experts)
+    turn = np.where(number == 0, 0, np.where(number < picked[pools], 1, 2))
+    share = np.where(turn == 2, (number + 1) / experts[pools], 0.0)
+    return np.asarray(pools[np.lexsort((pools, share, turn))])
