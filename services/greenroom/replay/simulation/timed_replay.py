@@ -185,9 +185,10 @@ class TimedReplay:
     """What compared policies have in common: the model's shape, the machine, the budgets.
 
     ``expert_bytes``: of every expert; None: what was recorded for each layer. ``recall``: that of predictions (None:
-    requests for predictions get no answer). ``graded``: they are chances (``GradedPredictions``), not names. ``seed``: of their mistakes. ``predictors``: what the engine runs beside the
-    policy's own, made anew for each policy; they take no time. ``paths``: what foretells each step's rows from their
-    tokens, which takes no time either. It is asked only where tokens were recorded.
+    requests for predictions get no answer). ``graded``: they are chances (``GradedPredictions``), not names. ``seed``:
+    of their mistakes. ``predictors``: what the engine runs beside the policy's own, made anew for each policy; they
+    take no time. ``paths``: what foretells each step's rows from their tokens, which takes no time either. It is asked
+    only where tokens were recorded.
     """
 
     trace: RoutingTrace

@@ -1,0 +1,125 @@
+"""Layers whose records differ in size: memory is cut to them, and no size waits for another."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from greenroom.core.errors import BudgetTooSmall
+from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
+from greenroom.experts.pack.layout import PAGE_BYTES
+from greenroom.policies.base.array_types import NO_KEYS, Keys
+from greenroom.policies.base.events import LayerRouting, VictimRequest
+from greenroom.policies.base.expert_policy import Prefetch
+from greenroom.policies.base.slot_sizes import SlotSizes
+from greenroom.policies.replacement.lru import Lru
+from tests.contract.experts.engines import EXPERTS, LAYERS, SIZE, TOP_K, make_engine, run_layer
+from tests.matrices import matrix
+from tests.unit.experts.fakes import FakeStore, manifest
+
+PAGES = [3, 1, 3]
+MANIFEST = manifest(LAYERS, EXPERTS, TOP_K, PAGES)
+SIZES = SlotSizes(catalogue_of(MANIFEST))
+ONE_ROW = np.zeros(1, dtype=np.int64)
+SMALL, LARGE = range(EXPERTS, 2 * EXPERTS), [*range(EXPERTS), *range(2 * EXPERTS, SIZE)]
+
+
+@pytest.mark.parametrize("host_slots", [0, 5])
+def test_memory_is_as_large_as_its_records(closing: list[ExpertEngine], host_slots: int) -> None:
+    engine, _ = make_engine("lru", SIZE, host_slots, pages=PAGES)
+    closing.append(engine)
+    arena, host = engine._tiers._device_arena, engine._tiers._host_arena
+    assert arena.nbytes == engine.device.nbytes == sum(PAGES) * EXPERTS * PAGE_BYTES
+    assert (host is None) == (not host_slots)
+    if host is not None:
+        assert host.nbytes == SIZES.nbytes(host_slots) == (2 + 3 * 3) * PAGE_BYTES
+
+
+@matrix(1, host_slots=(0, 4), slots=range(SIZES.least, SIZE + 1))
+def test_the_first_fill_fills_every_slot_with_the_first_experts_of_its_size(
+    closing: list[ExpertEngine], slots: int, host_slots: int
+) -> None:
+    engine, store = make_engine("lru", slots, host_slots, pages=PAGES)
+    closing.append(engine)
+    order = np.random.default_rng(slots).permutation(SIZE)
+    engine.fill(order.tolist())
+    assert engine.wait_filled(20.0)
+    engine.audit(idle=True)
+    expected = SIZES.placed(order, SIZES.places(slots))
+    assert engine.device.free == 0
+    assert engine.resident_keys().tolist() == sorted(expected.tolist())
+    assert engine.fill_progress[:3] == (0, slots, SIZES.nbytes(slots))
+    assert sum(store.reads.values()) == slots
+    engine.fill_host(range(SIZE))
+    while engine.idle():
+        engine._tiers.wait(20.0)
+    engine.audit(idle=True)
+    if engine.host is not None:
+        absent = SIZE - slots
+        assert engine.host.free == 0 or absent < engine.host.slots
+
+
+def test_preloading_stops_for_each_size_where_its_slots_are_full(closing: list[ExpertEngine]) -> None:
+    engine, _ = make_engine("lru", 6, 0, pages=PAGES)
+    closing.append(engine)
+    assert engine.device.places.tolist() == [2, 4]
+    assert engine.preload([*range(EXPERTS), *range(EXPERTS, SIZE)]) == 6
+    assert engine.resident_keys().tolist() == [0, 1, 2, 3, 6, 7]
+
+
+class RefusesLarge(Lru):
+    """Wants all experts, the large ones most, and evicts nothing for these ahead of their layer."""
+
+    def on_layer_routed(self, routing: LayerRouting) -> None:
+        super().on_layer_routed(routing)
+        priority = np.ones(SIZE, dtype=np.float32)
+        priority[LARGE] = 2
+        self.prefetch = Prefetch(0, priority) if self.prefetch is None else self.prefetch
+
+    def victims(self, request: VictimRequest) -> Keys:
+        ahead = request.reason.name == "PREFETCH"
+        return NO_KEYS if ahead and int(request.incoming[0]) in LARGE else super().victims(request)
+
+
+def test_a_refusal_for_one_size_holds_up_no_other(closing: list[ExpertEngine]) -> None:
+    policy = RefusesLarge(catalogue_of(MANIFEST))
+    config = EngineConfig(device_slots=8, queue_ahead=1, transfer_timeout_s=20)
+    engine = ExpertEngine(FakeStore(MANIFEST), policy.catalogue, policy, config)
+    closing.append(engine)
+    engine.preload([*LARGE, SMALL[0], SMALL[1]])
+    resident_large = [key for key in engine.resident_keys().tolist() if key in LARGE]
+    with engine.step(ONE_ROW, ONE_ROW == 1):
+        with engine.routed(0, np.array([[0, 1]])) as landing:
+            assert sorted(expert for expert, _ in landing) == [0, 1]
+        begun = 0
+        while engine._tiers.moving:
+            begun += engine._tiers.moving
+            assert engine._tiers.wait(20)
+            engine._on_demand.deliver()
+            engine._prefetcher.pump()
+            if begun > 20:
+                break
+    assert begun >= 3, "the next small one is queued each time that one has come"
+    assert [key for key in engine.resident_keys().tolist() if key in LARGE] == resident_large
+    engine.audit(idle=True)
+
+
+def test_the_least_budget_is_what_each_size_needs() -> None:
+    catalogue = catalogue_of(MANIFEST)
+    for config, text in (
+        (EngineConfig(SIZES.least - 1), "holds 3 experts of 4 KiB to 12 KiB; routers pick 4 of the 2 sizes together"),
+        (EngineConfig(SIZE, host_slots=1), "give none, or at least 16 KiB for one of each size"),
+    ):
+        with pytest.raises(BudgetTooSmall, match=text):
+            ExpertEngine(FakeStore(MANIFEST), catalogue, Lru(catalogue), config)
+
+
+def test_a_layer_that_needs_more_than_its_slots_leaves_the_other_size_alone(closing: list[ExpertEngine]) -> None:
+    engine, store = make_engine("lru", SIZES.least, 0, pages=PAGES)
+    closing.append(engine)
+    engine.preload([SMALL[2], SMALL[3], 0, 1])
+    with engine.step(ONE_ROW, ONE_ROW == 1):
+        assert sorted(run_layer(engine, 0, np.array([range(EXPERTS)]))) == list(range(EXPERTS))
+    assert {SMALL[2], SMALL[3]} <= set(engine.resident_keys().tolist())
+    assert engine.counters.evictions == EXPERTS - 2
+    assert set(store.reads.values()) == {1}
