@@ -107,19 +107,23 @@ def test_a_refusal_for_one_size_holds_up_no_other(closing: list[ExpertEngine]) -
 def test_the_least_budget_is_what_each_size_needs() -> None:
     catalogue = catalogue_of(MANIFEST)
     for config, text in (
-        (EngineConfig(SIZES.least - 1), "holds 3 experts of 4 KiB to 12 KiB; routers pick 4 of the 2 sizes together"),
+        (EngineConfig(1), "holds 1 experts of 4 KiB to 12 KiB; one layer's router picks 2, so give at least 16 KiB"),
         (EngineConfig(SIZE, host_slots=1), "give none, or at least 16 KiB for one of each size"),
     ):
         with pytest.raises(BudgetTooSmall, match=text):
             ExpertEngine(FakeStore(MANIFEST), catalogue, Lru(catalogue), config)
 
 
-def test_a_layer_that_needs_more_than_its_slots_leaves_the_other_size_alone(closing: list[ExpertEngine]) -> None:
-    engine, store = make_engine("lru", SIZES.least, 0, pages=PAGES)
+@pytest.mark.parametrize("slots", [SIZES.least, 4, 7])
+def test_a_layer_that_needs_more_than_its_slots_leaves_the_other_size_alone(
+    closing: list[ExpertEngine], slots: int
+) -> None:
+    engine, store = make_engine("lru", slots, 0, pages=PAGES)
     closing.append(engine)
-    engine.preload([SMALL[2], SMALL[3], 0, 1])
+    small, large = engine.device.places.tolist()
+    engine.preload([*SMALL[2 : 2 + small], *range(large)])
     with engine.step(ONE_ROW, ONE_ROW == 1):
         assert sorted(run_layer(engine, 0, np.array([range(EXPERTS)]))) == list(range(EXPERTS))
-    assert {SMALL[2], SMALL[3]} <= set(engine.resident_keys().tolist())
-    assert engine.counters.evictions == EXPERTS - 2
+    assert set(SMALL[2 : 2 + small]) <= set(engine.resident_keys().tolist())
+    assert engine.counters.evictions == EXPERTS - large
     assert set(store.reads.values()) == {1}

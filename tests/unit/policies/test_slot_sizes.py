@@ -29,7 +29,7 @@ def test_by_hand() -> None:
     sizes = sizes_of([(4, 2, 10), (4, 1, 3), (8, 2, 10)])
     assert sizes.bytes_of.tolist() == [3, 10]
     assert sizes.order.tolist() == [0, 1, 1, 1, 1, 1, 0, 1, 1, 1, 0, 1, 1, 1, 0, 1]
-    assert (sizes.least, sizes.nbytes(3), sizes.within(22), sizes.within(23)) == (3, 23, 2, 3)
+    assert (sizes.least, sizes.nbytes(3), sizes.within(22), sizes.within(23)) == (2, 23, 2, 3)
     assert sizes.places(8).tolist() == [2, 6]
     assert sizes.describe() == "3 B to 10 B"
     assert (sizes.host_slots(2), sizes.host_slots(12), sizes.host_slots(13)) == (0, 0, 2)
@@ -52,6 +52,11 @@ def test_a_budget_gives_as_many_slots_as_it_holds_and_every_pool_its_share(
     if slots >= sizes.pools:
         assert (places >= 1).all()
     if slots >= sizes.least:
+        alike = sizes.picked.max() * sizes.bytes_of[-1]
+        assert sizes.nbytes(sizes.least) <= max(alike, sizes.bytes_of.sum()), (
+            "no more than with slots that are all alike"
+        )
+    if slots >= np.maximum(1, sizes.picked).sum():
         assert (places >= sizes.picked).all()
         beyond = places > np.maximum(1, sizes.picked)  # of those that routers pick no pool waits for another
         most = (places / experts)[beyond].max(initial=0.0)

@@ -14,9 +14,9 @@ class SlotSizes:
     """The slots that a tier of any size has for the experts of a catalogue. Immutable.
 
     Records of one size share a *pool* of slots of that size, and no other expert is ever in them. Slots are given in
-    one order, whatever the budget: one of each pool, then as many of each pool as the routers of its layers pick, then
-    so that all pools hold the same share of their experts. So a number of slots says everything, more slots never take
-    one from a pool, and a tier's slots lie in memory in the order in which they are given.
+    one order, whatever the budget: one of each pool, then in turns until each has as many as its layers' routers pick,
+    then so that all pools hold the same share of their experts. So a number of slots says everything, more slots never
+    take one from a pool, and a tier's slots lie in memory in the order in which they are given.
 
     ``pool_of[expert]``: its pool, by ascending size. ``bytes_of[pool]``: of a slot. ``picked[pool]``: the most experts
     that a router of its layers picks. ``order[slots]``: the pool of each slot, up to as many as there are experts.
@@ -46,8 +46,11 @@ class SlotSizes:
 
     @property
     def least(self) -> int:
-        """The fewest slots with which every layer can run: each pool has as many as its routers pick."""
-        return int(self.picked.sum())
+        """The fewest slots to run with: as many as a router picks, and one of each pool.
+
+        With fewer of a pool than its routers pick, its layers run in waves.
+        """
+        return max(int(self.picked.max()), self.pools)
 
     @property
     def all_bytes(self) -> int:
@@ -79,9 +82,8 @@ class SlotSizes:
 
     def say_least(self) -> str:
         """Why ``least`` are needed."""
-        if self.pools == 1:
-            return f"one layer's router picks {self.least}"
-        return f"routers pick {self.least} of the {self.pools} sizes together"
+        picked = int(self.picked.max())
+        return f"one layer's router picks {picked}" if picked >= self.pools else f"there are {self.pools} sizes"
 
     def places(self, slots: int) -> Counts:
         """``[pools]``: how many of the first ``slots`` each has."""
@@ -104,5 +106,5 @@ def _order(experts: Counts, picked: Counts) -> Counts:
     pools = np.repeat(np.arange(len(experts)), experts)
     number = np.arange(len(pools)) - np.repeat(np.cumsum(experts) - experts, experts)
     turn = np.where(number == 0, 0, np.where(number < picked[pools], 1, 2))
-    share = np.where(turn == 2, (number + 1) / experts[pools], 0.0)
-    return np.asarray(pools[np.lexsort((pools, share, turn))])
+    within = np.where(turn == 2, (number + 1) / experts[pools], number)
+    return np.asarray(pools[np.lexsort((pools, within, turn))])
