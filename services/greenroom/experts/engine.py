@@ -148,10 +148,10 @@ class ExpertEngine:
                 f"the expert memory holds {config.device_slots} experts of {sizes.describe()}; {sizes.say_least()}, so "
                 f"give at least {format_bytes(sizes.nbytes(sizes.least))}"
             )
-        if 0 < config.host_slots < sizes.pools:
+        if 0 < config.host_slots < sizes.classes:
             raise BudgetTooSmall(
                 f"the host tier holds {config.host_slots} experts of {sizes.describe()}; give none, or at least "
-                f"{format_bytes(sizes.nbytes(sizes.pools))} for one of each size"
+                f"{format_bytes(sizes.nbytes(sizes.classes))} for one of each size"
             )
         self.catalogue = catalogue
         self.policy = policy

@@ -32,7 +32,7 @@ class LayerContext(NamedTuple):
     predictions: Predictions
     counters: Counters
     stream_slots: Sequence[int]
-    """By pool: through so many slots a layer passes its missing experts, where the policy wants that."""
+    """By size class: through so many slots a layer passes its missing experts, where the policy wants that."""
 
 
 class RunningLayer(AbstractContextManager[Arriving]):
@@ -53,7 +53,7 @@ class RunningLayer(AbstractContextManager[Arriving]):
         self._pinned: dict[int, None] = {}
         self._passing: frozenset[int] | None = None
         """The missing experts, where the layer passes them through a few slots."""
-        self._stream_slots = context.stream_slots[context.tiers.device.pool(first)]
+        self._stream_slots = context.stream_slots[context.tiers.device.size_class(first)]
         bounded = "streams" in context.policy.hooks and routing.step.has_prompt_rows
         self._held = HeldOutputs(routing) if bounded else None
 

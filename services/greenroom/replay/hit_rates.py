@@ -65,9 +65,9 @@ class ReplayCache:
         self.sizes = SlotSizes(self.catalogue)
         slots = self.sizes.places(self.sizes.within(budget_bytes)).tolist()
         self.free: list[int] = list(slots)
-        """By pool, slots that hold nothing."""
+        """By size class, slots that hold nothing."""
         self._slots: list[int] = slots
-        self._pools: list[int] = self.sizes.pool_of.tolist()
+        self._classes: list[int] = self.sizes.class_of.tolist()
         self.lookups = 0
         self.hits = 0
         self.evictions = 0
@@ -86,7 +86,7 @@ class ReplayCache:
         return ReplayResult(self.lookups, self.hits, self.evictions)
 
     def route(self, routing: LayerRouting) -> None:
-        """Use a layer's experts: those that miss are fetched, in the order of the event, into slots of their pool.
+        """Use a layer's experts: those that miss are fetched in the order of the event, into slots of their own size.
 
         None of them can be evicted meanwhile. Where they do not fit all at once, the layer runs in waves as in the
         engine: experts that have run make room for the next. Raises BudgetTooSmall where one expert alone does not fit.
@@ -100,65 +100,65 @@ class ReplayCache:
         if not absent:
             return
         missing = np.array(absent, dtype=np.int64)
-        pool = self._pools[absent[0]]
-        if self._streams and len(absent) > self._passage[pool] and self.policy.streams(routing, missing):
-            self._pass_through(experts, missing, pool)
-        elif len(experts) > self._slots[pool]:
-            self._in_waves(experts, missing, pool)
+        size_class = self._classes[absent[0]]
+        if self._streams and len(absent) > self._passage[size_class] and self.policy.streams(routing, missing):
+            self._pass_through(experts, missing, size_class)
+        elif len(experts) > self._slots[size_class]:
+            self._in_waves(experts, missing, size_class)
         else:
-            if len(absent) > self.free[pool]:
-                evictable = self._residents(pool)
+            if len(absent) > self.free[size_class]:
+                evictable = self._residents(size_class)
                 evictable[experts] = False
-                self._make_room(len(absent) - self.free[pool], evictable, missing, pool)
-            self._bring(missing, pool)
+                self._make_room(len(absent) - self.free[size_class], evictable, missing, size_class)
+            self._bring(missing, size_class)
 
-    def _residents(self, pool: int) -> Mask:
+    def _residents(self, size_class: int) -> Mask:
         """A copy."""
-        return self.resident.copy() if self.sizes.pools == 1 else self.resident & self.sizes.members[pool]
+        return self.resident.copy() if self.sizes.classes == 1 else self.resident & self.sizes.members[size_class]
 
-    def _bring(self, experts: Keys, pool: int) -> None:
+    def _bring(self, experts: Keys, size_class: int) -> None:
         self.resident[experts] = True
-        self.free[pool] -= len(experts)
+        self.free[size_class] -= len(experts)
         if self._transfers:
             for expert in experts.tolist():
                 self.policy.on_transfer_done(self._transfers[expert])
 
-    def _in_waves(self, group: Keys, missing: Keys, pool: int) -> None:
+    def _in_waves(self, group: Keys, missing: Keys, size_class: int) -> None:
         """Resident experts run first, then as many as there is room for. Other layers' experts leave before this
         one's."""
-        evictable = self._residents(pool)
+        evictable = self._residents(size_class)
         evictable[group] = False
         while len(missing):
-            candidates = evictable if evictable.any() else self._residents(pool)
-            needed = min(len(missing) - self.free[pool], int(np.count_nonzero(candidates)))
+            candidates = evictable if evictable.any() else self._residents(size_class)
+            needed = min(len(missing) - self.free[size_class], int(np.count_nonzero(candidates)))
             if needed > 0:
-                self._make_room(needed, candidates, missing, pool)
+                self._make_room(needed, candidates, missing, size_class)
                 evictable &= self.resident
-            fitting = self.free[pool]
+            fitting = self.free[size_class]
             if not fitting and not candidates.any():
                 raise BudgetTooSmall(f"there is no slot for expert {missing[0]}")
-            self._bring(missing[:fitting], pool)
+            self._bring(missing[:fitting], size_class)
             missing = missing[fitting:]
 
-    def _pass_through(self, group: Keys, missing: Keys, pool: int) -> None:
+    def _pass_through(self, group: Keys, missing: Keys, size_class: int) -> None:
         """As in the engine: a few are fetched, then each of the others once another has run. Residents have run by the
         time that the first one lands."""
         waiting = np.zeros_like(self.resident)
         waiting[group] = True
         for place in range(len(missing)):
-            if place == self._passage[pool]:
+            if place == self._passage[size_class]:
                 waiting[group] = False
                 waiting[missing] = True
-            if place >= self._passage[pool]:
-                waiting[missing[place - self._passage[pool]]] = False  # it has run
+            if place >= self._passage[size_class]:
+                waiting[missing[place - self._passage[size_class]]] = False  # it has run
             own = missing[place : place + 1]
-            if not self.free[pool]:
-                evictable = self._residents(pool) & ~waiting
-                self._make_room(1, evictable if evictable.any() else self._residents(pool), own, pool)
-            self._bring(own, pool)
+            if not self.free[size_class]:
+                evictable = self._residents(size_class) & ~waiting
+                self._make_room(1, evictable if evictable.any() else self._residents(size_class), own, size_class)
+            self._bring(own, size_class)
 
-    def _make_room(self, slots: int, evictable: Mask, missing: Keys, pool: int) -> None:
-        bytes_needed = slots * int(self.sizes.bytes_of[pool])
+    def _make_room(self, slots: int, evictable: Mask, missing: Keys, size_class: int) -> None:
+        bytes_needed = slots * int(self.sizes.bytes_of[size_class])
         request = VictimRequest(
             Tier.DEVICE, bytes_needed, evictable, self.resident, reason=Reason.ON_DEMAND, incoming=missing
         )
@@ -166,18 +166,18 @@ class ReplayCache:
         if len(victims) < slots:
             raise BudgetTooSmall(f"the policy frees {len(victims)} of {slots} slots that a layer needs")
         self.resident[victims] = False
-        self.free[pool] += len(victims)
+        self.free[size_class] += len(victims)
         self.evictions += len(victims)
         if self._told_of_evictions:
             self.policy.on_evicted(Tier.DEVICE, victims)
 
 
 def check_budget(catalogue: Catalogue, budget_bytes: int) -> None:
-    """Raises BudgetTooSmall where the budget does not hold the experts that a row uses in a layer of each pool."""
+    """Raises BudgetTooSmall where the budget does not hold the experts that a row uses in a layer."""
     sizes = SlotSizes(catalogue)
     least = sizes.nbytes(sizes.least)
     if budget_bytes < least:
-        raise BudgetTooSmall(f"a layer's router picks experts of {least} bytes; the budget is {budget_bytes}")
+        raise BudgetTooSmall(f"{sizes.say_least()}, experts of {least} bytes; the budget is {budget_bytes}")
 
 
 def replay(
@@ -225,15 +225,15 @@ def replay(
 
 def optimum(catalogue: Catalogue, steps: Iterable[TraceStep], slots: int) -> ReplayResult:
     """Belady's farthest next use over single accesses, for a cache of ``slots`` experts: the most hits possible in this
-    order of a layer's experts, in the slots that each pool has. It holds no expert for the rest of its layer.
+    order of a layer's experts, in the slots that each size class has. It holds no expert for the rest of its layer.
 
     A policy may have a few more where a layer's residents are used before others come.
     """
     accesses = np.fromiter(itertools.chain.from_iterable(groups(catalogue, steps)), dtype=np.int64)
     sizes = SlotSizes(catalogue)
     hits = evictions = 0
-    for pool, places in enumerate(sizes.places(slots).tolist()):
-        own = accesses[sizes.pool_of[accesses] == pool]
+    for number, places in enumerate(sizes.places(slots).tolist()):
+        own = accesses[sizes.class_of[accesses] == number]
         found = int(np.count_nonzero(belady(own, places)))
         hits += found
         evictions += max(0, len(own) - found - places)

@@ -112,7 +112,7 @@ def make_engine(
     sizes = SlotSizes(catalogue)
     if pages:
         device_slots = max(device_slots, sizes.least)
-        host_slots = host_slots and max(host_slots, sizes.pools)
+        host_slots = host_slots and max(host_slots, sizes.classes)
     store = FakeStore(made_of, before_read)
     config = EngineConfig(device_slots=device_slots, host_slots=host_slots, transfer_timeout_s=20)
     made = POLICIES[policy](catalogue)

@@ -55,7 +55,7 @@ class Bench:
         if pages:
             sizes = SlotSizes(catalogue)
             device_slots = max(device_slots, sizes.least)
-            host_slots = host_slots and max(host_slots, sizes.pools)
+            host_slots = host_slots and max(host_slots, sizes.classes)
         self.accelerator = accelerator
         self.store = FakeStore(made_of, before_read)
         config = EngineConfig(device_slots=device_slots, host_slots=host_slots, transfer_timeout_s=20)

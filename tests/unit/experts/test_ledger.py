@@ -44,9 +44,9 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(e=st.integers(0, EXPERTS - 1))
     def reserve(self, e: int) -> None:
-        pool = self.ledger.pool(e)
-        alike = {other for other in self.loading | self.resident if self.ledger.pool(other) == pool}
-        room = len(alike) < self.ledger.places[pool]
+        number = self.ledger.size_class(e)
+        alike = {other for other in self.loading | self.resident if self.ledger.size_class(other) == number}
+        room = len(alike) < self.ledger.places[number]
         if self.attempt(room and e not in self.loading | self.resident, self.ledger.reserve, e):
             self.loading.add(e)
 
@@ -87,10 +87,10 @@ class LedgerMachine(RuleBasedStateMachine):
         assert self.ledger.loading == len(self.loading)
         evictable = {e for e in self.resident if not self.pins[e]}
         assert set(np.flatnonzero(self.ledger.evictable())) == evictable
-        for pool, free in enumerate(self.ledger.free_places.tolist()):
-            assert free == self.ledger.free_in(pool)
-            own = {e for e in evictable if self.ledger.pool(e) == pool}
-            assert set(np.flatnonzero(self.ledger.evictable_in(pool))) == own
+        for number, free in enumerate(self.ledger.free_places.tolist()):
+            assert free == self.ledger.free_in(number)
+            own = {e for e in evictable if self.ledger.size_class(e) == number}
+            assert set(np.flatnonzero(self.ledger.evictable_in(number))) == own
         slot_bytes = self.ledger.slot_bytes
         for e in self.loading | self.resident:
             assert slot_bytes[self.ledger.slot_of[e]] == self.ledger.bytes_of(e)
@@ -114,13 +114,13 @@ def test_the_audit_sees_damage(data: st.DataObject) -> None:
     ledger.audit()
     place = data.draw(st.integers(0, 2))
     victim, other = held[place], held[place - 1]
-    damage = data.draw(st.sampled_from(["slot lost", "slot twice", "pools", "free", "state", "resident", "pin"]))
+    damage = data.draw(st.sampled_from(["slot lost", "slot twice", "classes", "free", "state", "resident", "pin"]))
     match damage:
         case "slot lost":
             ledger.slot_of[victim] = -1
         case "slot twice":
             ledger.slot_of[victim] = ledger.slot_of[other]
-        case "pools":
+        case "classes":
             ledger.slot_of[[0, 4]] = ledger.slot_of[[4, 0]]
         case "free":
             ledger.free += 1

@@ -37,7 +37,7 @@ def test_by_hand() -> None:
 
 @settings(max_examples=examples(200), deadline=None)
 @given(drawn=layers, budget=st.integers(0, 4000))
-def test_a_budget_gives_as_many_slots_as_it_holds_and_every_pool_its_share(
+def test_a_budget_gives_as_many_slots_as_it_holds_and_every_class_its_share(
     drawn: list[tuple[int, int, int]], budget: int
 ) -> None:
     sizes = sizes_of(drawn)
@@ -47,9 +47,9 @@ def test_a_budget_gives_as_many_slots_as_it_holds_and_every_pool_its_share(
     assert slots == sizes.experts or sizes.nbytes(slots + 1) > budget
     places = sizes.places(slots)
     assert places.sum() == slots
-    experts = np.bincount(sizes.pool_of)
+    experts = np.bincount(sizes.class_of)
     assert (places <= experts).all()
-    if slots >= sizes.pools:
+    if slots >= sizes.classes:
         assert (places >= 1).all()
     if slots >= sizes.least:
         alike = sizes.picked.max() * sizes.bytes_of[-1]
@@ -58,25 +58,25 @@ def test_a_budget_gives_as_many_slots_as_it_holds_and_every_pool_its_share(
         )
     if slots >= np.maximum(1, sizes.picked).sum():
         assert (places >= sizes.picked).all()
-        beyond = places > np.maximum(1, sizes.picked)  # of those that routers pick no pool waits for another
+        beyond = places > np.maximum(1, sizes.picked)  # of those that routers pick no class waits for another
         most = (places / experts)[beyond].max(initial=0.0)
         assert ((places + 1) / experts >= most - 1e-12).all(), "none is more than a slot behind the others' share"
 
 
 @settings(max_examples=examples(100), deadline=None)
 @given(drawn=layers, seed=st.integers(0, 999))
-def test_the_first_ones_of_each_pool_get_its_places(drawn: list[tuple[int, int, int]], seed: int) -> None:
+def test_the_first_ones_of_each_class_get_its_places(drawn: list[tuple[int, int, int]], seed: int) -> None:
     sizes = sizes_of(drawn)
     random = np.random.default_rng(seed)
     ranked = random.permutation(sizes.experts)[: int(random.integers(0, sizes.experts + 1))]
-    left = {pool: int(random.integers(0, 5)) for pool in range(sizes.pools)}
+    left = {number: int(random.integers(0, 5)) for number in range(sizes.classes)}
     places = np.array(list(left.values()))
 
     expected = []
     for key in ranked.tolist():
-        pool = int(sizes.pool_of[key])
-        if left[pool]:
-            left[pool] -= 1
+        number = int(sizes.class_of[key])
+        if left[number]:
+            left[number] -= 1
             expected.append(key)
 
     assert sizes.placed(ranked, places).tolist() == expected

@@ -107,7 +107,7 @@ def test_layers_of_two_sizes_are_two_caches() -> None:
 def test_a_layer_that_does_not_fit_at_once_is_refused() -> None:
     trace = trace_of(4, k=3)
 
-    with pytest.raises(BudgetTooSmall, match="picks experts of 3 bytes"):
+    with pytest.raises(BudgetTooSmall, match="picks 3, experts of 3 bytes"):
         replay(Lru(trace.catalogue()), trace.steps(), 2)
 
 

@@ -35,9 +35,9 @@ class LedgerError(GreenroomError):
 
 
 class Ledger:
-    """The first ``slots`` of one tier and the experts in them. An expert is only ever in slots of its own pool.
+    """The first ``slots`` of one tier and the experts in them. An expert is only ever in slots of its own size class.
 
-    Invariants, checked by ``audit``: free + loading + resident = slots. An expert has a slot, one of its pool, exactly
+    Invariants, checked by ``audit``: free + loading + resident = slots. An expert has a slot, one of its class, exactly
     while it is loading or resident. No slot has two experts. An expert that is pinned or loading is never evicted.
     """
 
@@ -59,13 +59,15 @@ class Ledger:
         """``[experts]``: neither resident nor loading. Not to be written to, as the arrays above."""
         self._pins = [0] * experts  # by expert; a layer picks few, so plain numbers are sooner counted than arrays
         self._unpinned: NDArray[np.bool_] = np.ones(experts, dtype=np.bool_)
-        self._pools: list[int] = sizes.pool_of.tolist()
+        self._classes: list[int] = sizes.class_of.tolist()
         order = sizes.order[:slots]
-        self._free: list[list[int]] = [np.flatnonzero(order == pool)[::-1].tolist() for pool in range(sizes.pools)]
+        self._free: list[list[int]] = [
+            np.flatnonzero(order == number)[::-1].tolist() for number in range(sizes.classes)
+        ]
         self.places: Counts = sizes.places(slots)
-        """``[pools]``: how many slots each has."""
+        """``[classes]``: how many slots each has."""
         self.free = slots
-        """Slots that hold nothing, of all pools."""
+        """Slots that hold nothing, of all classes."""
 
     @property
     def slot_bytes(self) -> list[int]:
@@ -77,17 +79,17 @@ class Ledger:
         """Of all slots."""
         return self.sizes.nbytes(self.slots)
 
-    def pool(self, expert: int) -> int:
-        """The pool whose slots the expert may be in."""
-        return self._pools[expert]
+    def size_class(self, expert: int) -> int:
+        """Whose slots the expert may be in."""
+        return self._classes[expert]
 
     def bytes_of(self, expert: int) -> int:
         """Of the slots that the expert may be in."""
-        return int(self.sizes.bytes_of[self._pools[expert]])
+        return int(self.sizes.bytes_of[self._classes[expert]])
 
-    def free_in(self, pool: int) -> int:
-        """Slots of the pool that hold nothing."""
-        return len(self._free[pool])
+    def free_in(self, size_class: int) -> int:
+        """Slots of the class that hold nothing."""
+        return len(self._free[size_class])
 
     @property
     def loading(self) -> int:
@@ -96,26 +98,26 @@ class Ledger:
 
     @property
     def free_places(self) -> Counts:
-        """``[pools]``: how many slots of each hold nothing."""
+        """``[classes]``: how many slots of each hold nothing."""
         return np.array([len(free) for free in self._free])
 
     def evictable(self) -> Mask:
         """``[experts]``: resident and not pinned."""
         return self.resident & self._unpinned
 
-    def evictable_in(self, pool: int) -> Mask:
-        """``[experts]``: those of the pool that are resident and not pinned."""
-        return self.in_pool(self.evictable(), pool)
+    def evictable_in(self, size_class: int) -> Mask:
+        """``[experts]``: those of the class that are resident and not pinned."""
+        return self.in_class(self.evictable(), size_class)
 
-    def in_pool(self, experts: Mask, pool: int) -> Mask:
-        """Those of ``experts`` that are in slots of the pool, or would be."""
-        return experts if self.sizes.pools == 1 else experts & self.sizes.members[pool]
+    def in_class(self, experts: Mask, size_class: int) -> Mask:
+        """Those of ``experts`` that are in slots of the class, or would be."""
+        return experts if self.sizes.classes == 1 else experts & self.sizes.members[size_class]
 
     def reserve(self, expert: int) -> int:
-        """Give an absent expert a free slot of its pool, for its transfer to fill. Returns the slot."""
+        """Give an absent expert a free slot of its class, for its transfer to fill. Returns the slot."""
         if self.state[expert] != ABSENT:
             raise LedgerError(f"expert {expert} is {State(self.state[expert]).name.lower()} already")
-        free = self._free[self._pools[expert]]
+        free = self._free[self._classes[expert]]
         if not free:
             raise LedgerError(f"no free slot for expert {expert}")
         slot = free.pop()
@@ -179,7 +181,7 @@ class Ledger:
         occupied = np.flatnonzero(self.state != ABSENT)
         if not np.array_equal(occupied, np.flatnonzero(~self.absent)):
             raise LedgerError("the absent set and the states disagree")
-        free = [slot for pool in self._free for slot in pool]
+        free = [slot for of_class in self._free for slot in of_class]
         slots = np.sort(np.concatenate([self.slot_of[held], np.array(free, dtype=np.int64)]))
         if not np.array_equal(held, occupied):
             raise LedgerError("slots and states disagree")
@@ -187,10 +189,10 @@ class Ledger:
             raise LedgerError("a slot is lost, or held twice")
         if len(free) != self.free:
             raise LedgerError(f"{len(free)} slots are free, not {self.free}")
-        if not np.array_equal(self.sizes.order[self.slot_of[held]], self.sizes.pool_of[held]):
-            raise LedgerError("an expert is in a slot of another pool")
-        if any((self.sizes.order[pool] != number).any() for number, pool in enumerate(self._free)):
-            raise LedgerError("a slot is free in another pool")
+        if not np.array_equal(self.sizes.order[self.slot_of[held]], self.sizes.class_of[held]):
+            raise LedgerError("an expert is in a slot of another class")
+        if any((self.sizes.order[slots] != number).any() for number, slots in enumerate(self._free)):
+            raise LedgerError("a slot is free in another class")
         if not np.array_equal(self.resident, self.state == RESIDENT) or self.residents != self.resident.sum():
             raise LedgerError("the resident set and the states disagree")
         if min(self._pins, default=0) < 0:
@@ -200,7 +202,7 @@ class Ledger:
 
     def _release(self, expert: int) -> None:
         self.departures += 1
-        self._free[self._pools[expert]].append(int(self.slot_of[expert]))
+        self._free[self._classes[expert]].append(int(self.slot_of[expert]))
         self.free += 1
         self.slot_of[expert] = NO_SLOT
         self.state[expert] = ABSENT

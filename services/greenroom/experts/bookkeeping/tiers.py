@@ -104,7 +104,7 @@ class Tiers:
 
     @property
     def stream_slots(self) -> list[int]:
-        """By pool: through so many a layer passes its missing experts, where the policy streams."""
+        """By size class: through so many a layer passes its missing experts, where the policy streams."""
         moving = sum(mover.depth for mover in self.movers)
         return [stream_slots(moving, places) for places in self.device.places.tolist()]
 
@@ -203,18 +203,18 @@ class Tiers:
         for mover in self.movers:
             mover.promote(key)
 
-    def withdraw_fill(self, pool: int) -> int | None:
-        """Withdraw the pool's last of the first fill to the device. None: all of it that was queued has begun."""
-        in_pool = (key for key in reversed(self.filling) if self.device.pool(key) == pool)
-        return next((key for key in in_pool if self.withdraw(key)), None)
+    def withdraw_fill(self, size_class: int) -> int | None:
+        """Withdraw the class's last of the first fill to the device. None: all of it that was queued has begun."""
+        of_class = (key for key in reversed(self.filling) if self.device.size_class(key) == size_class)
+        return next((key for key in of_class if self.withdraw(key)), None)
 
-    def withdraw_prefetch(self, pool: int) -> int | None:
-        """Withdraw the pool's least urgent prefetch to the device, those without a host slot first. None: all have
+    def withdraw_prefetch(self, size_class: int) -> int | None:
+        """Withdraw the class's least urgent prefetch to the device, those without a host slot first. None: all have
         begun.
         """
 
         def among(key: int) -> bool:
-            return self.device.pool(key) == pool
+            return self.device.size_class(key) == size_class
 
         prefetches = [
             job
@@ -229,10 +229,10 @@ class Tiers:
                 return least
         return None
 
-    def withdraw_to_host(self, pool: int) -> int | None:
-        """Withdraw the pool's least urgent move that stays on the host. None: all have begun."""
+    def withdraw_to_host(self, size_class: int) -> int | None:
+        """Withdraw the class's least urgent move that stays on the host. None: all have begun."""
         for key in sorted(self._to_host, key=lambda key: self._jobs[key].priority):
-            if self.device.pool(key) == pool and self.withdraw(key):
+            if self.device.size_class(key) == size_class and self.withdraw(key):
                 return key
         return None
 
@@ -361,7 +361,7 @@ class Tiers:
     def _read_to_host(self, job: Job) -> bool:
         """False: the host has no free slot for it now."""
         assert self.host is not None
-        if not self.host.free_in(self.host.pool(job.expert)) and not self._make_host_room(job.expert):
+        if not self.host.free_in(self.host.size_class(job.expert)) and not self._make_host_room(job.expert):
             return False
         job.target_slot = self.host.reserve(job.expert)
         self._queue(self._disk, job)
@@ -385,13 +385,13 @@ class Tiers:
     def _begin_waiting(self) -> None:
         """Begin the jobs that wait for a host slot, as far as slots are free or can be freed."""
         waiting = self._without_host_slot
-        full: set[int] = set()  # pools
-        while can_begin := [job for job in waiting if self.device.pool(job.expert) not in full]:
+        full: set[int] = set()  # size classes
+        while can_begin := [job for job in waiting if self.device.size_class(job.expert) not in full]:
             job = min(can_begin, key=_turn)
             if self._read_to_host(job):
                 waiting.remove(job)
             else:
-                full.add(self.device.pool(job.expert))
+                full.add(self.device.size_class(job.expert))
 
     def _unpin_host(self, job: Job) -> None:
         if job.source is Tier.HOST:

@@ -14,8 +14,8 @@ from greenroom.policies.base.expert_policy import ExpertPolicy
 
 
 class Evictor:
-    """Frees slots of the device tier and of the host tier, if there is one. Only experts of the incoming ones' pool are
-    evicted for them.
+    """Frees slots of the device tier and of the host tier, if there is one, for incoming experts: by evicting others of
+    their size class.
     """
 
     def __init__(self, policy: ExpertPolicy, device: Ledger, host: Ledger | None, counters: Counters) -> None:
@@ -28,7 +28,7 @@ class Evictor:
         """Free up to ``slots`` device slots for ``incoming`` experts of one layer. An expert of the ``running`` layer
         is evicted only if no other can be.
         """
-        evictable = self._device.evictable_in(self._device.pool(incoming[0]))
+        evictable = self._device.evictable_in(self._device.size_class(incoming[0]))
         others = evictable.copy()
         others[running] = False
         if np.count_nonzero(others):
@@ -39,7 +39,7 @@ class Evictor:
 
     def free_one(self, tier: Tier, incoming: int, reason: Reason, evictable: Mask) -> bool:
         """Free one slot for an expert that no layer waits for in this tier. False: the policy refuses. ``evictable``:
-        experts of its pool.
+        experts of its size class.
 
         On the host, experts that the device holds too are evicted first.
         """
@@ -53,7 +53,7 @@ class Evictor:
     def free_host_slot(self, incoming: int) -> bool:
         """Free one host slot for an expert bound for the device. False: none can be evicted."""
         ledger = self._ledgers[Tier.HOST]
-        evictable = ledger.evictable_in(ledger.pool(incoming))
+        evictable = ledger.evictable_in(ledger.size_class(incoming))
         return bool(np.count_nonzero(evictable)) and self.free_one(Tier.HOST, incoming, Reason.ON_DEMAND, evictable)
 
     def evict(self, tier: Tier, keys: Keys) -> None:

@@ -51,7 +51,7 @@ class FirstFill:
 
     On the device only slots are taken that are free, and they are given back to whoever asks for them, unless the
     expert has begun to move. The host's may also be those of experts that the device holds too. An expert whose turn
-    comes while its pool has no slot for it is left out.
+    comes while its size class has no slot for it is left out.
     """
 
     def __init__(self, tiers: Tiers, evictor: Evictor, hardware: Hardware) -> None:
@@ -118,9 +118,9 @@ class FirstFill:
         if self._running:
             self._end_if_over()
 
-    def give_back(self, pool: int) -> bool:
-        """Free a slot of the pool on the device that waits to be filled. False: there is none."""
-        key = self._tiers.withdraw_fill(pool)
+    def give_back(self, size_class: int) -> bool:
+        """Free a slot of the class on the device that waits to be filled. False: there is none."""
+        key = self._tiers.withdraw_fill(size_class)
         if key is None:
             return False
         self._device.appendleft(key)
@@ -144,23 +144,23 @@ class FirstFill:
             if not ledger.free:
                 break
             key = keys.popleft()
-            if ledger.absent[key] and ledger.free_in(ledger.pool(key)) and not tiers.bound_for_host(key):
+            if ledger.absent[key] and ledger.free_in(ledger.size_class(key)) and not tiers.bound_for_host(key):
                 tiers.fetch(key, Reason.FILL)
         self._end_if_over()
 
     def _queue_host(self) -> None:
         ledger, tiers, keys = self._tiers.ledger(Tier.HOST), self._tiers, self._host
-        full: set[int] = set()  # pools
+        full: set[int] = set()  # size classes
         while keys and not (tiers.short_of_host_room or tiers.moving_to_host >= _QUEUED):
             key = keys.popleft()
-            pool = ledger.pool(key)
-            if pool in full or not (ledger.absent[key] and tiers.device.absent[key]):
+            size_class = ledger.size_class(key)
+            if size_class in full or not (ledger.absent[key] and tiers.device.absent[key]):
                 continue
-            if not ledger.free_in(pool):
-                copies = ledger.evictable_in(pool) & tiers.device.resident
+            if not ledger.free_in(size_class):
+                copies = ledger.evictable_in(size_class) & tiers.device.resident
                 if not (copies.any() and self._evictor.free_one(Tier.HOST, key, Reason.FILL, copies)):
-                    full.add(pool)
-                    if len(full) == ledger.sizes.pools:
+                    full.add(size_class)
+                    if len(full) == ledger.sizes.classes:
                         keys.clear()
                         return
                     continue

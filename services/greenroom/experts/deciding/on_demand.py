@@ -60,11 +60,11 @@ class OnDemandFetcher:
         if not absent:
             return False
         now = absent if most is None else absent[: max(0, most)]
-        pool = device.pool(absent[0])
-        self._prefetcher.free_device_slots(pool, len(now))
-        if device.free_in(pool) < len(now):
-            self._evictor.free_on_demand(len(now) - device.free_in(pool), now, running)
-        begun = now[: device.free_in(pool)]
+        size_class = device.size_class(absent[0])
+        self._prefetcher.free_device_slots(size_class, len(now))
+        if device.free_in(size_class) < len(now):
+            self._evictor.free_on_demand(len(now) - device.free_in(size_class), now, running)
+        begun = now[: device.free_in(size_class)]
         for key in begun:
             self._counters.running.on_demand_fetches += 1
             self._tiers.fetch(key, Reason.ON_DEMAND)

@@ -70,14 +70,14 @@ class Prefetcher:
         for each in self._by_tier:
             each.failed.add(key)
 
-    def free_device_slots(self, pool: int, slots: int) -> None:
-        """Take back queued experts of the pool, the least urgent first, until it has ``slots`` free on the device or
+    def free_device_slots(self, size_class: int, slots: int) -> None:
+        """Take back queued experts of the class, the least urgent first, until it has ``slots`` free on the device or
         none is left.
         """
         device = self._tiers.device
-        while device.free_in(pool) < slots and self._first_fill.give_back(pool):
+        while device.free_in(size_class) < slots and self._first_fill.give_back(size_class):
             pass
-        while device.free_in(pool) < slots and (key := self._tiers.withdraw_prefetch(pool)) is not None:
+        while device.free_in(size_class) < slots and (key := self._tiers.withdraw_prefetch(size_class)) is not None:
             device.prefetches.take_back(key)
 
     def free_host_slot(self, incoming: int) -> bool:
@@ -86,7 +86,7 @@ class Prefetcher:
         """
         if self._host is None:
             return False
-        if (key := self._tiers.withdraw_to_host(self._host.ledger.pool(incoming))) is None:
+        if (key := self._tiers.withdraw_to_host(self._host.ledger.size_class(incoming))) is None:
             return False
         self._host.ledger.prefetches.take_back(key)
         return True
@@ -114,7 +114,7 @@ class _TierPrefetcher:
         """Experts that could not be read since the target is what it is."""
         self._target: Target | None = None
         self._refused: Wants = (None, None)
-        self._refused_pools: set[int] = set()
+        self._refused_classes: set[int] = set()
         """For whose experts the policy has refused to evict while it wanted the above."""
         self._satisfied: tuple[Wants, int] = (None, None), 0
 
@@ -123,9 +123,9 @@ class _TierPrefetcher:
             return
         if wants != self._refused:
             self._refused = wants
-            self._refused_pools.clear()
-        refused = set() if freed else set(self._refused_pools)
-        if len(refused) == self.ledger.sizes.pools:
+            self._refused_classes.clear()
+        refused = set() if freed else set(self._refused_classes)
+        if len(refused) == self.ledger.sizes.classes:
             return
         prefetch, target = wants
         if target is not self._target:
@@ -145,9 +145,9 @@ class _TierPrefetcher:
         if prefetch is not None:
             evictable_in, priority = self.ledger.evictable_in, prefetch.priority
             self._fetch(self._in_order(prefetch), Reason.PREFETCH, evictable_in, priority, refused)
-        if target is not None and len(refused) < self.ledger.sizes.pools:
+        if target is not None and len(refused) < self.ledger.sizes.classes:
             self._fetch_target(target, refused)
-        self._refused_pools |= refused
+        self._refused_classes |= refused
 
     def reorder(self, prefetch: Prefetch | None, target: Target | None) -> None:
         unused = self.ledger.prefetches.unused
@@ -174,8 +174,8 @@ class _TierPrefetcher:
         wanted = np.flatnonzero(can_come & prefetch.wanted)
         soonest = wanted[np.argsort(-prefetch.priority[wanted], kind="stable")][:room]
         self._first_fill.give_way(soonest.tolist())
-        for pool, count in Counter(map(self.ledger.pool, soonest.tolist())).items():
-            while self.ledger.free_in(pool) < count and self._first_fill.give_back(pool):
+        for size_class, count in Counter(map(self.ledger.size_class, soonest.tolist())).items():
+            while self.ledger.free_in(size_class) < count and self._first_fill.give_back(size_class):
                 pass
 
     def _lacks_any(self, prefetch: Prefetch | None, target: Target | None) -> bool:
@@ -194,7 +194,7 @@ class _TierPrefetcher:
         if target.drop_others:
             self._evictor.evict(self.tier, np.flatnonzero(self.ledger.evictable() & ~target.wanted))
         keys = np.flatnonzero(self._missing(target))
-        self._fetch(keys, Reason.TARGET, lambda pool: self._evictable_for(target, pool), None, refused)
+        self._fetch(keys, Reason.TARGET, lambda size_class: self._evictable_for(target, size_class), None, refused)
 
     def _fetch(
         self,
@@ -204,25 +204,27 @@ class _TierPrefetcher:
         priority: Scores | None,
         refused: set[int],
     ) -> None:
-        """Queue these, as the queue has room and slots are free or can be freed. ``refused``: pools for whose experts
-        the policy refuses to evict; others that it refuses are added.
+        """Queue these, as the queue has room and slots are free or can be freed. ``refused``: size classes for whose
+        experts the policy refuses to evict; others that it refuses are added.
         """
         ledger = self.ledger
         full = set(refused)
         for key in keys.tolist():
-            if self._full(self._queue_ahead) or len(full) == ledger.sizes.pools:
+            if self._full(self._queue_ahead) or len(full) == ledger.sizes.classes:
                 return
-            pool = ledger.pool(key)
-            if pool in full:
+            size_class = ledger.size_class(key)
+            if size_class in full:
                 continue
-            if not ledger.free_in(pool) and not (self.tier is Tier.DEVICE and self._first_fill.give_back(pool)):
-                evictable = evictable_in(pool)
+            if not ledger.free_in(size_class) and not (
+                self.tier is Tier.DEVICE and self._first_fill.give_back(size_class)
+            ):
+                evictable = evictable_in(size_class)
                 if not np.count_nonzero(evictable):
-                    full.add(pool)
+                    full.add(size_class)
                     continue
                 if not self._evictor.free_one(self.tier, key, reason, evictable):
-                    full.add(pool)
-                    refused.add(pool)
+                    full.add(size_class)
+                    refused.add(size_class)
                     continue
             self._queue(key, reason, 0.0 if priority is None else float(priority[key]))
 
@@ -244,11 +246,11 @@ class _TierPrefetcher:
         """``[experts]``: can be fetched. Not to be written to."""
         return self.ledger.absent if self.tier is Tier.DEVICE else self.ledger.absent & self._device.absent
 
-    def _evictable_for(self, target: Target, pool: int) -> Mask:
-        """``[experts]``: of the pool, may be evicted for a member of the target. A member itself may be only where the
+    def _evictable_for(self, target: Target, size_class: int) -> Mask:
+        """``[experts]``: of the class, may be evicted for a member of the target. A member itself may be only where the
         device holds it too, and only from the host.
         """
-        evictable = self.ledger.evictable_in(pool)
+        evictable = self.ledger.evictable_in(size_class)
         others = evictable & ~target.wanted
         return others if self.tier is Tier.DEVICE or np.count_nonzero(others) else evictable & self._device.resident
 

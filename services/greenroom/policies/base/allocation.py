@@ -37,7 +37,7 @@ class Allocation:
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue
         self.sizes = SlotSizes(catalogue)
-        """Whose pools the places are of."""
+        """Whose size classes the places are of."""
         self._layer_of = catalogue.layer_of.astype(np.int16)  # whose stable sort is linear
         self._place: Counts = np.arange(catalogue.size) - catalogue.first[catalogue.layer_of]
         self._of_its_k: Mask = self._place < catalogue.top_k[catalogue.layer_of]
@@ -45,11 +45,11 @@ class Allocation:
     def choose(
         self, tokens: NDArray[np.float64], places: Counts, *, here: Mask, popularity: NDArray[np.float64]
     ) -> Mask:
-        """``[N]``: which experts are to be in the tier, never more of a pool than it has places.
+        """``[N]``: which experts are to be in the tier, never more of a size class than it has places.
 
-        ``tokens[N]``: how many each expects. ``places[pools]``: see SlotSizes. Among equals an expert that is ``here``
-        goes first, then the one of higher ``popularity``, from 0 to 1, then the lower key. Where a pool does not hold k
-        of each of its layers, those of these with the most tokens are chosen.
+        ``tokens[N]``: how many each expects. ``places[classes]``: see SlotSizes. Among equals an expert that is
+        ``here`` goes first, then the one of higher ``popularity``, from 0 to 1, then the lower key. Where a class has
+        fewer places than k of each of its layers, those of these with the most tokens are chosen.
         """
         catalogue = self._catalogue
         expects = tokens > 0

@@ -70,7 +70,7 @@ class Outlook:
     """A policy's state at one moment. It no longer changes, so other threads may read it.
 
     ``weights``: tokens of the requests that are here, by task; ``one_more``: of one more request. ``wanted[N]``:
-    experts of the target, resident or on their way. ``places[pools]``: of the device.
+    experts of the target, resident or on their way. ``places[classes]``: of the device.
     """
 
     weights: Mapping[str, float]
