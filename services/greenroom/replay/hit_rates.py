@@ -107,14 +107,14 @@ class ReplayCache:
             self._in_waves(experts, missing, size_class)
         else:
             if len(absent) > self.free[size_class]:
-                evictable = self._residents(size_class)
+                evictable = self._residents(size_class).copy()
                 evictable[experts] = False
                 self._make_room(len(absent) - self.free[size_class], evictable, missing, size_class)
             self._bring(missing, size_class)
 
     def _residents(self, size_class: int) -> Mask:
-        """A copy."""
-        return self.resident.copy() if self.sizes.classes == 1 else self.resident & self.sizes.members[size_class]
+        """Of the class. Not to be written to."""
+        return self.resident if self.sizes.classes == 1 else self.resident & self.sizes.members[size_class]
 
     def _bring(self, experts: Keys, size_class: int) -> None:
         self.resident[experts] = True
@@ -126,10 +126,10 @@ class ReplayCache:
     def _in_waves(self, group: Keys, missing: Keys, size_class: int) -> None:
         """Resident experts run first, then as many as there is room for. Other layers' experts leave before this
         one's."""
-        evictable = self._residents(size_class)
+        evictable = self._residents(size_class).copy()
         evictable[group] = False
         while len(missing):
-            candidates = evictable if evictable.any() else self._residents(size_class)
+            candidates = evictable if evictable.any() else self._residents(size_class).copy()
             needed = min(len(missing) - self.free[size_class], int(np.count_nonzero(candidates)))
             if needed > 0:
                 self._make_room(needed, candidates, missing, size_class)
@@ -160,7 +160,7 @@ class ReplayCache:
     def _make_room(self, slots: int, evictable: Mask, missing: Keys, size_class: int) -> None:
         bytes_needed = slots * int(self.sizes.bytes_of[size_class])
         request = VictimRequest(
-            Tier.DEVICE, bytes_needed, evictable, self.resident, reason=Reason.ON_DEMAND, incoming=missing
+            Tier.DEVICE, bytes_needed, evictable, self._residents(size_class), reason=Reason.ON_DEMAND, incoming=missing
         )
         victims = self.policy.victims(request)
         if len(victims) < slots:

@@ -9,7 +9,7 @@ from greenroom.core.errors import BudgetTooSmall
 from greenroom.experts.engine import EngineConfig, ExpertEngine, catalogue_of
 from greenroom.experts.pack.layout import PAGE_BYTES
 from greenroom.policies.base.array_types import NO_KEYS, Keys
-from greenroom.policies.base.events import LayerRouting, VictimRequest
+from greenroom.policies.base.events import LayerRouting, Reason, VictimRequest
 from greenroom.policies.base.expert_policy import Prefetch
 from greenroom.policies.base.slot_sizes import SlotSizes
 from greenroom.policies.replacement.lru import Lru
@@ -77,7 +77,9 @@ class RefusesLarge(Lru):
         self.prefetch = Prefetch(0, priority) if self.prefetch is None else self.prefetch
 
     def victims(self, request: VictimRequest) -> Keys:
-        ahead = request.reason.name == "PREFETCH"
+        own = set(LARGE) if int(request.incoming[0]) in LARGE else set(SMALL)
+        assert set(np.flatnonzero(request.resident | request.evictable)) <= own, "of another size none can leave for it"
+        ahead = request.reason is Reason.PREFETCH
         return NO_KEYS if ahead and int(request.incoming[0]) in LARGE else super().victims(request)
 
 

@@ -68,12 +68,13 @@ class Evictor:
 
     def _victims(self, tier: Tier, slots: int, evictable: Mask, reason: Reason, incoming: Sequence[int]) -> Keys:
         ledger = self._ledgers[tier]
+        size_class = ledger.size_class(incoming[0])
         return self._policy.victims(
             VictimRequest(
                 tier=tier,
                 bytes_needed=slots * ledger.bytes_of(incoming[0]),
                 evictable=evictable,
-                resident=ledger.resident,
+                resident=ledger.in_class(ledger.resident, size_class),
                 reason=reason,
                 incoming=np.array(incoming, dtype=np.int64),
             )
