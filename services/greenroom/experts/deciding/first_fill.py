@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
 from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
+
+import numpy as np
 
 from greenroom.core.units import MIB, format_bytes
 from greenroom.experts.bookkeeping.tiers import Tiers
@@ -28,8 +29,8 @@ _LEAST_QUEUED = 4
 
 
 class FillProgress(NamedTuple):
-    """The first fill of the device. ``left``: experts still to come; ``experts``, ``nbytes``: what it has brought;
-    ``seconds``: since it began, or what it took; ``failed``: experts that could not be read."""
+    """The first fill of the device. ``left``: experts still to come, at most; ``experts``, ``nbytes``: what it has
+    brought; ``seconds``: since it began, or what it took; ``failed``: experts that could not be read."""
 
     left: int = 0
     experts: int = 0
@@ -91,7 +92,9 @@ class FirstFill:
 
     def to_come(self) -> list[int]:
         """What the device's fill still brings, as far as slots are free."""
-        return [*self._tiers.filling, *itertools.islice(self._device, self._tiers.device.free)]
+        device = self._tiers.device
+        still = np.fromiter(self._device, dtype=np.int64, count=len(self._device))
+        return [*self._tiers.filling, *device.sizes.placed(still, device.free_places).tolist()]
 
     def queue(self) -> None:
         """Queue more, as the queue has room."""
