@@ -385,6 +385,8 @@ class Tiers:
     def _begin_waiting(self) -> None:
         """Begin the jobs that wait for a host slot, as far as slots are free or can be freed."""
         waiting = self._without_host_slot
+        if not waiting:
+            return
         full: set[int] = set()  # size classes
         while can_begin := [job for job in waiting if self.device.size_class(job.expert) not in full]:
             job = min(can_begin, key=_turn)

@@ -110,6 +110,7 @@ class _TierPrefetcher:
         self._evictor = evictor
         self._first_fill = first_fill
         self._queue_ahead = queue_ahead
+        self._classes = self.ledger.sizes.classes
         self.failed: set[int] = set()
         """Experts that could not be read since the target is what it is."""
         self._target: Target | None = None
@@ -124,8 +125,7 @@ class _TierPrefetcher:
         if wants != self._refused:
             self._refused = wants
             self._refused_classes.clear()
-        refused = set() if freed else set(self._refused_classes)
-        if len(refused) == self.ledger.sizes.classes:
+        elif not freed and len(self._refused_classes) == self._classes:
             return
         prefetch, target = wants
         if target is not self._target:
@@ -142,10 +142,11 @@ class _TierPrefetcher:
             if not self._lacks_any(prefetch, target):
                 self._satisfied = wants, departures
                 return
+        refused = set() if freed else set(self._refused_classes)
         if prefetch is not None:
             evictable_in, priority = self.ledger.evictable_in, prefetch.priority
             self._fetch(self._in_order(prefetch), Reason.PREFETCH, evictable_in, priority, refused)
-        if target is not None and len(refused) < self.ledger.sizes.classes:
+        if target is not None and len(refused) < self._classes:
             self._fetch_target(target, refused)
         self._refused_classes |= refused
 
@@ -210,7 +211,7 @@ class _TierPrefetcher:
         ledger = self.ledger
         full = set(refused)
         for key in keys.tolist():
-            if self._full(self._queue_ahead) or len(full) == ledger.sizes.classes:
+            if self._full(self._queue_ahead) or len(full) == self._classes:
                 return
             size_class = ledger.size_class(key)
             if size_class in full:
