@@ -15,7 +15,7 @@ from greenroom.policies.base.slot_sizes import SlotSizes
 from greenroom.policies.replacement.lru import Lru
 from tests.contract.experts.engines import EXPERTS, LAYERS, SIZE, TOP_K, make_engine, run_layer
 from tests.matrices import matrix
-from tests.unit.experts.fakes import FakeStore, manifest
+from tests.unit.experts.fakes import FakeStore, GatedReads, manifest
 
 PAGES = [3, 1, 3]
 MANIFEST = manifest(LAYERS, EXPERTS, TOP_K, PAGES)
@@ -129,3 +129,30 @@ def test_a_layer_that_needs_more_than_its_slots_leaves_the_other_size_alone(
     assert set(SMALL[2 : 2 + small]) <= set(engine.resident_keys().tolist())
     assert engine.counters.evictions == EXPERTS - large
     assert set(store.reads.values()) == {1}
+
+
+@pytest.mark.parametrize("host_slots", [0, 10])
+def test_only_what_waits_for_a_slot_of_the_size_is_taken_back(closing: list[ExpertEngine], host_slots: int) -> None:
+    gate = GatedReads(0)
+    engine, _ = make_engine("lru", SIZE, host_slots, gate, pages=PAGES)
+    closing.append(engine)
+    tiers, small, large = engine._tiers, engine.device.size_class(SMALL[0]), engine.device.size_class(0)
+    tiers.fetch(0, Reason.ON_DEMAND)
+    gate.wait_begun(0)  # so that all others wait behind it
+    for key, reason in ((1, Reason.PREFETCH), (SMALL[0], Reason.PREFETCH), (2, Reason.FILL), (SMALL[1], Reason.FILL)):
+        tiers.fetch(key, reason, priority=float(key))
+    assert [tiers.withdraw_prefetch(small) for _ in range(2)] == [SMALL[0], None]
+    assert [tiers.withdraw_fill(small) for _ in range(2)] == [SMALL[1], None]
+    assert [tiers.withdraw_prefetch(large), tiers.withdraw_fill(large)] == [1, 2]
+    if host_slots:
+        for key in (3, SMALL[2]):
+            tiers.fetch_to_host(key, Reason.PREFETCH)
+        assert [tiers.withdraw_to_host(small) for _ in range(2)] == [SMALL[2], None]
+        assert tiers.withdraw_to_host(large) == 3
+    tiers.audit()
+    gate.let(0)
+    while tiers.moving:
+        assert tiers.wait(20)
+        tiers.collect()
+    assert engine.resident_keys().tolist() == [0]
+    tiers.audit()
