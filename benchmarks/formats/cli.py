@@ -120,7 +120,7 @@ def _prepared(
         folder=folder,
         model=model,
         stream=stream,
-        slot_budget_bytes=int(facts["slots"]) * int(facts["expert_bytes"]),
+        slot_budget_bytes=int(facts["experts_bytes"]),
         limit_bytes=int(facts["announced_bytes"]) if in_groups else None,
         cold=(folder,),
     )

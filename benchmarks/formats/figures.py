@@ -68,7 +68,7 @@ def row_json(row: Row) -> dict[str, Any]:
 
 def expert_memory(row: Row) -> int:
     """Bytes for experts that its engine has."""
-    return int(row.facts["slots"]) * int(row.facts["expert_bytes"])
+    return int(row.facts["experts_bytes"])
 
 
 def _of_format(rows: Sequence[Row], stored_bytes: int | None) -> dict[str, Any]:

@@ -98,13 +98,14 @@ def main(rounds: int, policies: tuple[str, ...], expert_mib: float, concurrency:
                     arm.bytes_per_token.clear()
                     arm.hits = arm.lookups = 0
         rows = [arm.row() for arm in arms]
-        expert = arms[0].llm.worker.plan.slot_bytes
+        expert = arms[0].llm.worker.plan.mean_expert_bytes
     _print(rows, expert)
     print(json.dumps({"cores": os.cpu_count(), "machine": platform.machine(), "rounds": rounds, "rows": rows}))
 
 
 def _least_bytes(llm: LLM) -> int:
-    return int(llm.worker.experts.catalogue.top_k.max()) * llm.worker.plan.slot_bytes
+    slots = llm.worker.plan.slots
+    return slots.nbytes(slots.least)
 
 
 def _print(rows: list[dict[str, object]], expert: int) -> None:

@@ -247,7 +247,7 @@ class Arm:
         first = self.rounds[0]
         setup = TimedReplay(
             trace=first.trace,
-            expert_bytes=worker.plan.slot_bytes,
+            expert_bytes=worker.plan.mean_expert_bytes,
             disk=machines[0].link,
             compute=machines[0].compute,
             reads=reads,
@@ -366,7 +366,7 @@ def main(rounds: int, prompts: int, policies: tuple[str, ...], share: str, model
         machines = [turn.around for arm in arms for turn in arm.rounds[1:] if turn.around is not None]
         links = [machine.link for machine in machines]
         profiles = [machine.compute for machine in machines]
-        expert_bytes = resident.worker.plan.slot_bytes
+        expert_bytes = resident.worker.plan.mean_expert_bytes
     _print(rows, links, profiles, expert_bytes, reads)
     document = {
         "machine": describe_machine(default_cache_dir()),

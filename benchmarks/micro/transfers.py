@@ -35,6 +35,7 @@ from greenroom.experts.engine import catalogue_of
 from greenroom.experts.pack.direct_io import ReadSettings, page_aligned
 from greenroom.experts.pack.pack_file import PackFile
 from greenroom.policies.base.events import Reason
+from greenroom.policies.base.slot_sizes import SlotSizes
 
 READ_TIMEOUT_S = 60.0
 
@@ -61,7 +62,7 @@ class Link:
     def __init__(self, pack: PackFile, slots: int, reads: ReadSettings) -> None:
         catalogue = catalogue_of(pack.manifest)
         self._layer_of = catalogue.layer_of
-        self.ledger = Ledger(pack.manifest.experts, slots)
+        self.ledger = Ledger(SlotSizes(catalogue), slots)
         self.tiers = Tiers(
             pack,
             catalogue,

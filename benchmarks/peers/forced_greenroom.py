@@ -78,7 +78,7 @@ def _plan(llm: LLM) -> dict[str, Any]:
         "announced": plan.total,
         "announced_base": plan.base,
         "expert_budget": plan.expert_bytes,
-        "expert_bytes": plan.slot_bytes,
+        "expert_bytes": plan.mean_expert_bytes,
         "experts": plan.experts,
         "experts_resident": plan.device_slots,
         "policy": llm.worker.config.policy,

@@ -46,7 +46,7 @@ with LLM(sys.argv[1], cache_dir=Path(sys.argv[2]), expert_memory=sys.argv[3], po
     counters = llm.worker.experts.counters
     figures = {"announced": plan.total, "base": plan.base, "experts": plan.expert_bytes, "kv": plan.kv,
                "dense": plan.dense,
-               "all_experts": plan.experts * plan.slot_bytes, "evictions": counters.evictions,
+               "all_experts": plan.slots.all_bytes, "evictions": counters.evictions,
                "prefetches": counters.prefetches}
 """
 
@@ -95,7 +95,7 @@ with LLM(sys.argv[1], cache_dir=Path(sys.argv[2]), expert_memory="25%", products
     llm.generate(prompts, SamplingParams(temperature=0.8, seed=1, max_tokens=12, ignore_eos=True))
     plan = llm.worker.plan
     figures = {"announced": plan.total, "base": plan.base, "experts": plan.expert_bytes, "workspace": plan.workspace,
-               "all_experts": plan.experts * plan.slot_bytes, "evictions": llm.worker.experts.counters.evictions}
+               "all_experts": plan.slots.all_bytes, "evictions": llm.worker.experts.counters.evictions}
 """
 
 

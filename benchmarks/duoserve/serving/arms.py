@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from benchmarks.duoserve.serving.machines import EXPERT_BYTES, HEAD, HEADS, HIDDEN, VOCABULARY
+from greenroom.policies.base.slot_sizes import SlotSizes
 from greenroom.policies.batching.batch_policy import BatchPolicy
 from greenroom.worker.model.config import WorkerConfig
 from greenroom.worker.model.memory_needs import workspace_bytes
@@ -65,11 +66,12 @@ def rows_and_slots(arm: Arm, slots: int, longest: int) -> tuple[int, int]:
     ``longest``: rows of a request.
     """
     least = _workspace(arm, 512)
+    sizes = SlotSizes.uniform(slots, nbytes=EXPERT_BYTES)
 
     def plan_at(rows: int) -> tuple[MemoryPlan, int]:
         workspace = _workspace(arm, rows)
         left = slots - -(-(workspace - least) // EXPERT_BYTES)
-        return MemoryPlan(0, 0, workspace, 0, EXPERT_BYTES, left, 0, slots), longest
+        return MemoryPlan(0, 0, workspace, 0, sizes, left, 0), longest
 
     config = arm.config
     if config.wants_whole_prompts:

@@ -69,9 +69,9 @@ class GreenroomArm:
         worker = self._llm.worker
         self._link: DiskLink | UploadLink
         if worker.accelerator is None or worker.experts.host is None:
-            self._link = DiskLink(worker.pack.path, worker.plan.slot_bytes)
+            self._link = DiskLink(worker.pack.path, worker.plan.mean_expert_bytes)
         else:
-            self._link = UploadLink(worker.accelerator, worker.plan.slot_bytes)
+            self._link = UploadLink(worker.accelerator, worker.plan.mean_expert_bytes)
 
     def _recorded(self, stream: dict[str, Any]) -> RoutingRecord:
         with LLM(**self._settings, policy="lru") as llm:
@@ -86,8 +86,9 @@ class GreenroomArm:
             "announced_bytes": plan.total,
             "base_bytes": plan.base,
             "dense_bytes": plan.dense,
-            "expert_bytes": plan.slot_bytes,
+            "expert_bytes": plan.mean_expert_bytes,
             "slots": plan.device_slots,
+            "experts_bytes": plan.expert_bytes,
             "experts": plan.experts,
             "layers": self._llm.worker.experts.catalogue.layers,
             "files": [str(self._llm.worker.pack.path)],
@@ -142,7 +143,7 @@ class GreenroomArm:
             stall_seconds=stall,
             steps=int(steps),
             link=sum(speeds) / len(speeds) if speeds else None,
-            trace=None if recorder is None else recorder.trace(plan.device_slots, plan.slot_bytes, plan.dense),
+            trace=None if recorder is None else recorder.trace(plan.device_slots, plan.mean_expert_bytes, plan.dense),
             inside={} if watch is None else watch.seconds(seconds[0]),
         ).as_json()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 
 import click
 
@@ -51,7 +50,7 @@ def info(
     found = resolve_config(model or str(bundled_model_path()), revision=revision, offline=offline)
     summary = summarise(found, dtype, experts_as, dense_as, products=products, device=device_type(device))
     if as_json:
-        click.echo(json.dumps(asdict(summary), indent=2))
+        click.echo(json.dumps(summary.record(), indent=2))
         return
     machine = memory()
     kv = "unknown" if summary.kv_bytes_per_token is None else f"{format_bytes(summary.kv_bytes_per_token)} a token"
@@ -64,14 +63,13 @@ def info(
         ("MoE layers", f"{summary.moe_layers} with {summary.experts_per_layer} experts, top-{summary.top_k}"),
         (
             "experts",
-            f"{summary.experts} of {format_bytes(summary.expert_bytes)}: "
-            f"{format_bytes(summary.all_experts_bytes)}{kept}",
+            f"{summary.experts} of {summary.slots.describe()}: {format_bytes(summary.slots.all_bytes)}{kept}",
         ),
         ("dense weights", f"{format_bytes(summary.dense_bytes)}{dense}"),
         ("KV", kv),
         ("context", f"{summary.max_model_len} tokens"),
         ("batch loop", summary.refused or "served"),
-        ("least memory", f"{format_bytes(summary.least_bytes)} for dense weights and {summary.top_k} experts"),
+        ("least memory", f"{format_bytes(summary.least_bytes)} for dense weights and {summary.slots.least} experts"),
         ("this machine", f"{format_bytes(machine.available)} available ({machine.source})"),
         ("what fits", summary.fits(machine.available)),
     ]

@@ -138,6 +138,7 @@ def replay(
     from greenroom.core.pictures import check_plot
     from greenroom.core.units import parse_bytes
     from greenroom.policies.base.artifacts import artifact_of
+    from greenroom.policies.base.slot_sizes import SlotSizes
     from greenroom.policies.registry import check_given, check_taken, policy_class, spelling
     from greenroom.replay.simulation.paths_from_file import PathsFromFile
     from greenroom.replay.sweeps import report
@@ -151,12 +152,13 @@ def replay(
     if plot_file is not None:
         check_plot(plot_file)
     recorded = RoutingTrace.load(trace, tokens=artifacts["paths"] is not None)
-    catalogue = recorded.catalogue()
     size = None if expert_bytes is None else parse_bytes(expert_bytes, field="expert-bytes")
     if size == 0:
         raise InvalidConfig("expert-bytes", expert_bytes, "a size above 0, such as 11MiB")
-    if size is None and recorded.expert_bytes is not None:
-        size = int(recorded.catalogue(expert_bytes=None).bytes_of.max())
+    sized = size is not None or recorded.expert_bytes is not None
+    catalogue = recorded.catalogue(expert_bytes=size if sized else 1)
+    sizes = SlotSizes(catalogue)
+    mean = sizes.all_bytes // sizes.experts if sized else None
     timed = None
     if link is not None or calibration is not None:
         disk, reads = _link(link, calibration)
@@ -191,22 +193,23 @@ def replay(
     sweep = Sweep(
         trace=recorded,
         policies=specs,
-        slots=tuple(sorted({slots_of(text, catalogue, size) for text in budgets})),
+        slots=tuple(sorted({slots_of(text, sizes, sized=sized) for text in budgets})),
         concurrency=tuple(dict.fromkeys(_at_once(text) for text in concurrency)),
         tokens=tokens or None,
         timed=timed,
         belady=belady,
+        expert_bytes=size if sized else 1,
         artifacts=tuple(
             artifact_of(catalogue, ARTIFACT_FILES[kind].read(path), str(path)) for kind, path in files.items()
         ),
     )
-    click.echo(report.heading(trace.name, sweep, size))
+    click.echo(report.heading(trace.name, sweep, sizes.describe() if sized else None))
     count = len(sweep.places)
     with tqdm(total=count, desc="replaying", unit="cell", disable=not sys.stderr.isatty()) as bar:
         cells = sweep.cells(jobs=jobs or _worthwhile_jobs(sweep), finished=bar.update)
-    click.echo("\n" + report.tables(sweep, cells, size))
+    click.echo("\n" + report.tables(sweep, cells, mean))
     if json_file is not None:
-        json_file.write_text(json.dumps(report.as_json(trace.name, sweep, cells, size), indent=1) + "\n")
+        json_file.write_text(json.dumps(report.as_json(trace.name, sweep, cells, mean), indent=1) + "\n")
     if plot_file is not None:
         plot(sweep, cells, plot_file, title=f"{recorded.model or trace.name}: {sweep.rows:,} tokens")
 
@@ -259,15 +262,16 @@ def _timed(
 ) -> TimedReplay:
     from greenroom.core.units import parse_bytes
     from greenroom.moe.routing.expert_mlp import predictors_for
+    from greenroom.policies.base.slot_sizes import SlotSizes
     from greenroom.replay.simulation.simulated_hardware import LinkProfile, parse_seconds
     from greenroom.replay.simulation.timed_replay import ComputeProfile, TimedReplay
 
-    if size is None:
+    if size is None and trace.expert_bytes is None:
         raise InvalidConfig("expert-bytes", None, "a size such as 11MiB, as this trace does not say it")
     if (host_memory is None) != (host_link is None):
         raise click.UsageError("--host-memory and --host-link go together")
-    experts = trace.catalogue().size
-    host = 0 if host_memory is None else parse_bytes(host_memory, field="host-memory", whole=experts * size) // size
+    sizes = SlotSizes(trace.catalogue(expert_bytes=size))
+    host = 0 if host_memory is None else parse_bytes(host_memory, field="host-memory", whole=sizes.all_bytes)
     return TimedReplay(
         trace=trace,
         expert_bytes=size,
@@ -278,7 +282,7 @@ def _timed(
             layer_s=parse_seconds(compute, field="compute"),
             expert_s=parse_seconds(expert_compute, field="expert-compute"),
         ),
-        host_slots=host,
+        host_slots=sizes.host_slots(host),
         recall=recall,
         predictors=predictors_for,
     )

@@ -61,6 +61,7 @@ from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy
 from greenroom.policies.base.fidelity import Confinement, Fidelity
 from greenroom.policies.base.picks_predictor import PicksPredictor
+from greenroom.policies.base.slot_sizes import SlotSizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +82,12 @@ class EngineConfig:
 
 
 def catalogue_of(manifest: PackManifest, pool: str = "model", *, decoder_start: int = 0) -> Catalogue:
-    """The experts of a pack. Each occupies one slot, of the size of the largest record."""
-    slot_bytes = max(layer.layout.nbytes for layer in manifest.layers)
+    """The experts of a pack. Each occupies one slot, of its record's size."""
     return Catalogue(
         pool,
         experts_per_layer=[layer.experts for layer in manifest.layers],
         top_k=[layer.top_k for layer in manifest.layers],
-        expert_bytes=[slot_bytes] * len(manifest.layers),
+        expert_bytes=[layer.layout.nbytes for layer in manifest.layers],
         decoder_start=decoder_start,
     )
 
@@ -142,12 +142,16 @@ class ExpertEngine:
         predictors: Sequence[PicksPredictor] = (),
     ) -> None:
         """``predictors``: that the policy may ask, beside its own."""
-        least = int(catalogue.top_k.max())
-        slot_bytes = int(catalogue.bytes_of.max())
-        if config.device_slots < least:
+        sizes = SlotSizes(catalogue)
+        if config.device_slots < sizes.least:
             raise BudgetTooSmall(
-                f"the expert memory holds {config.device_slots} experts of {format_bytes(slot_bytes)}; a layer's "
-                f"router picks {least}, so give at least {format_bytes(least * slot_bytes)}"
+                f"the expert memory holds {config.device_slots} experts of {sizes.describe()}; {sizes.say_least()}, so "
+                f"give at least {format_bytes(sizes.nbytes(sizes.least))}"
+            )
+        if 0 < config.host_slots < sizes.classes:
+            raise BudgetTooSmall(
+                f"the host tier holds {config.host_slots} experts of {sizes.describe()}; give none, or at least "
+                f"{format_bytes(sizes.nbytes(sizes.classes))} for one of each size"
             )
         self.catalogue = catalogue
         self.policy = policy
@@ -155,14 +159,14 @@ class ExpertEngine:
         self._also: tuple[RoutingListener, ...] = ()
         self._listeners: tuple[RoutingListener, ...] = ()
         self._hardware = hardware or RealHardware()
-        self._device = Ledger(catalogue.size, min(config.device_slots, catalogue.size))
-        self._host = Ledger(catalogue.size, min(config.host_slots, catalogue.size)) if config.host_slots else None
+        self._device = Ledger(sizes, min(config.device_slots, catalogue.size))
+        self._host = Ledger(sizes, min(config.host_slots, catalogue.size)) if config.host_slots else None
         host_use = PrefetchUse(catalogue.size) if self._host is None else self._host.prefetches
         self._tiers = Tiers(
             store, catalogue, self._device, self._host, make_host_room=self._free_host_slot, hardware=self._hardware
         )
         self.counters = Counters(self._device.prefetches, host_use, self._tiers.movers)
-        self._evictor = Evictor(policy, self._device, self._host, slot_bytes, self.counters)
+        self._evictor = Evictor(policy, self._device, self._host, self.counters)
         self._tables = ResidentTables(catalogue, self._tiers)
         self._first_fill = FirstFill(self._tiers, self._evictor, self._hardware)
         self._prefetcher = Prefetcher(policy, self._tiers, self._evictor, self._first_fill, config.queue_ahead)
@@ -190,9 +194,9 @@ class ExpertEngine:
         self._resident_layer: LayerRouting | None = None  # runs on the fast path, and the policy has heard of it
         self._steps = 0
         self._step = Step(catalogue.pool, 0, np.empty(0, dtype=np.int64), np.empty(0, dtype=np.uint8))
-        policy.on_budget_changed(Tier.DEVICE, self.device.slots * slot_bytes)
+        policy.on_budget_changed(Tier.DEVICE, self._device.nbytes)
         if self._host is not None:
-            policy.on_budget_changed(Tier.HOST, self._host.slots * slot_bytes)
+            policy.on_budget_changed(Tier.HOST, self._host.nbytes)
 
     @property
     def listener(self) -> RoutingListener | None:
@@ -404,7 +408,7 @@ class ExpertEngine:
         )
 
     def _free_host_slot(self, incoming: int) -> bool:
-        return self._prefetcher.free_host_slot() or self._evictor.free_host_slot(incoming)
+        return self._prefetcher.free_host_slot(incoming) or self._evictor.free_host_slot(incoming)
 
     # -- what the batch loop tells (SequenceObserver) ---------------------------------------------------------------
 
@@ -467,7 +471,8 @@ class ExpertEngine:
 
         ``progress`` is told how many have landed, each time some have. Raises TransferFailed.
         """
-        wanted = [key for key in dict.fromkeys(keys) if self.device.absent[key]][: self.device.free]
+        absent = [key for key in dict.fromkeys(keys) if self.device.absent[key]]
+        wanted = self._device.sizes.placed(np.array(absent, dtype=np.int64), self._device.free_places).tolist()
         self._on_demand.forget_failures()
         missing: set[int] = set()
         for key in wanted:
@@ -542,11 +547,12 @@ class ExpertEngine:
         ``disk_seconds``: how long a read from the disk takes. With a host tier it counts which experts that holds now,
         and how fast its link to the device has been so far.
         """
-        upload = None if self._host is None else self._tiers.movers[-1].seconds(int(self.catalogue.bytes_of.max()))
-        if self._host is None or upload is None:
-            return disk_seconds
         absent = ~self._device.resident
         missing = int(np.count_nonzero(absent))
+        nbytes = int(self.catalogue.bytes_of[absent if missing else ...].mean())
+        upload = None if self._host is None else self._tiers.movers[-1].seconds(nbytes)
+        if self._host is None or upload is None:
+            return disk_seconds
         on_disk = int(np.count_nonzero(absent & ~self._host.resident))
         return upload + (disk_seconds * on_disk / missing if missing else 0.0)
 
@@ -556,18 +562,17 @@ class ExpertEngine:
         ``disk_bytes_per_s``: the disk's rate until it has moved anything. Two links work side by side, so the one that
         takes longer counts. None: the rate of a link is not known. Under fidelity ``paper`` no row needs them.
         """
-        missing = self.catalogue.size - self._device.residents
-        if not missing or self._loads_no_row:
+        if self._device.residents == self.catalogue.size or self._loads_no_row:
             return 0.0
-        slot_bytes = self._tiers.slot_bytes
+        bytes_of, absent = self.catalogue.bytes_of, ~self._device.resident
         disk, *upload = self._tiers.movers
-        on_disk = missing
+        missing = on_disk = int(bytes_of[absent].sum())
         if self._host is not None:
-            on_disk = int(np.count_nonzero(~self._device.resident & ~self._host.resident))
-        disk_seconds = disk.seconds(on_disk * slot_bytes) if on_disk else 0.0
+            on_disk = int(bytes_of[absent & ~self._host.resident].sum())
+        disk_seconds = disk.seconds(on_disk) if on_disk else 0.0
         if disk_seconds is None and disk_bytes_per_s is not None:
-            disk_seconds = on_disk * slot_bytes / disk_bytes_per_s
-        taken = [disk_seconds, *(mover.seconds(missing * slot_bytes) for mover in upload)]
+            disk_seconds = on_disk / disk_bytes_per_s
+        taken = [disk_seconds, *(mover.seconds(missing) for mover in upload)]
         known = [seconds for seconds in taken if seconds is not None]
         return max(known) if len(known) == len(taken) else None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from itertools import chain, compress, islice
 from types import TracebackType
@@ -33,8 +33,8 @@ class LayerContext(NamedTuple):
     prefetcher: Prefetcher
     predictions: Predictions
     counters: Counters
-    stream_slots: int
-    """Through so many slots a layer passes its missing experts, where the policy wants that."""
+    stream_slots: Sequence[int]
+    """By size class: through so many slots a layer passes its missing experts, where the policy wants that."""
 
 
 class RunningLayer(AbstractContextManager[Arriving]):
@@ -46,7 +46,7 @@ class RunningLayer(AbstractContextManager[Arriving]):
     In a step with prompts under a policy that ``streams`` none runs so early that many outputs wait (``HeldOutputs``).
     """
 
-    __slots__ = ("_context", "_first", "_held", "_passing", "_pinned", "_routing")
+    __slots__ = ("_context", "_first", "_held", "_passing", "_pinned", "_routing", "_stream_slots")
 
     def __init__(self, context: LayerContext, routing: LayerRouting, first: int) -> None:
         self._context = context
@@ -55,6 +55,7 @@ class RunningLayer(AbstractContextManager[Arriving]):
         self._pinned: dict[int, None] = {}
         self._passing: frozenset[int] | None = None
         """The missing experts, where the layer passes them through a few slots."""
+        self._stream_slots = context.stream_slots[context.tiers.device.size_class(first)]
         bounded = "streams" in context.policy.hooks and routing.step.has_prompt_rows
         self._held = HeldOutputs(routing) if bounded else None
 
@@ -81,7 +82,7 @@ class RunningLayer(AbstractContextManager[Arriving]):
             context.prefetcher.reorder()
             if "streams" in context.policy.hooks:
                 missing = experts[~device.resident[experts]]
-                if len(missing) > context.stream_slots and context.policy.streams(routing, missing):
+                if len(missing) > self._stream_slots and context.policy.streams(routing, missing):
                     self._passing = frozenset(missing.tolist())
             short_of_slots = self._begin(keys)
             context.predictions.layer_routed(routing)  # before more of what was wanted until now is fetched
@@ -185,7 +186,7 @@ class RunningLayer(AbstractContextManager[Arriving]):
             return on_demand.begin(todo, self._routing.experts)
         absent = self._context.tiers.device.absent[todo]
         held = sum(key in self._passing for key, gone in zip(todo, absent.tolist(), strict=True) if not gone)
-        most = self._context.stream_slots - held
+        most = self._stream_slots - held
         if self._held is not None and todo and todo[0] == self._held.turn and absent[0]:
             most = max(1, most)  # prefetched ones may hold all slots, and wait for this one
         return on_demand.begin(todo, NO_KEYS, most)

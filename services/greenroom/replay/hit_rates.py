@@ -28,6 +28,7 @@ from greenroom.policies.base.events import (
 )
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy
+from greenroom.policies.base.slot_sizes import SlotSizes
 from greenroom.policies.base.streaming import stream_slots
 from greenroom.policies.base.token_paths import TokenPaths
 from greenroom.policies.replacement.belady import belady
@@ -61,14 +62,17 @@ class ReplayCache:
         self.catalogue = policy.catalogue
         self._here = bytearray(self.catalogue.size)  # of a few experts quicker to read than an array
         self.resident: Mask = np.frombuffer(self._here, dtype=np.bool_)
-        self.free_bytes = budget_bytes
-        self._budget = budget_bytes
-        self._least_fit = budget_bytes // int(self.catalogue.bytes_of.max())  # so many experts fit, whichever they are
+        self.sizes = SlotSizes(self.catalogue)
+        slots = self.sizes.places(self.sizes.within(budget_bytes)).tolist()
+        self.free: list[int] = list(slots)
+        """By size class, slots that hold nothing."""
+        self._slots: list[int] = slots
+        self._classes: list[int] = self.sizes.class_of.tolist()
         self.lookups = 0
         self.hits = 0
         self.evictions = 0
         self._streams = "streams" in policy.hooks
-        self._passage = stream_slots(1, self._least_fit)
+        self._passage = [stream_slots(1, count) for count in slots]
         self._told_of_evictions = "on_evicted" in policy.hooks
         self._transfers = [
             Transfer(expert, Tier.DISK, Tier.DEVICE, Reason.ON_DEMAND)
@@ -82,7 +86,7 @@ class ReplayCache:
         return ReplayResult(self.lookups, self.hits, self.evictions)
 
     def route(self, routing: LayerRouting) -> None:
-        """Use a layer's experts: those that miss are fetched, in the order of the event.
+        """Use a layer's experts: those that miss are fetched in the order of the event, into slots of their own size.
 
         None of them can be evicted meanwhile. Where they do not fit all at once, the layer runs in waves as in the
         engine: experts that have run make room for the next. Raises BudgetTooSmall where one expert alone does not fit.
@@ -96,85 +100,84 @@ class ReplayCache:
         if not absent:
             return
         missing = np.array(absent, dtype=np.int64)
-        if self._streams and len(absent) > self._passage and self.policy.streams(routing, missing):
-            self._pass_through(experts, missing)
-        elif len(experts) > self._least_fit and self._bytes(experts) > self._budget:
-            self._in_waves(experts, missing)
+        size_class = self._classes[absent[0]]
+        if self._streams and len(absent) > self._passage[size_class] and self.policy.streams(routing, missing):
+            self._pass_through(experts, missing, size_class)
+        elif len(experts) > self._slots[size_class]:
+            self._in_waves(experts, missing, size_class)
         else:
-            incoming = self._bytes(missing)
-            if incoming > self.free_bytes:
-                evictable = self.resident.copy()
+            if len(absent) > self.free[size_class]:
+                evictable = self._residents(size_class).copy()
                 evictable[experts] = False
-                self._make_room(incoming - self.free_bytes, evictable, missing)
-            self._bring(missing, incoming)
+                self._make_room(len(absent) - self.free[size_class], evictable, missing, size_class)
+            self._bring(missing, size_class)
 
-    def _bring(self, experts: Keys, incoming: int) -> None:
+    def _residents(self, size_class: int) -> Mask:
+        """Of the class. Not to be written to."""
+        return self.resident if self.sizes.classes == 1 else self.resident & self.sizes.members[size_class]
+
+    def _bring(self, experts: Keys, size_class: int) -> None:
         self.resident[experts] = True
-        self.free_bytes -= incoming
+        self.free[size_class] -= len(experts)
         if self._transfers:
             for expert in experts.tolist():
                 self.policy.on_transfer_done(self._transfers[expert])
 
-    def _in_waves(self, group: Keys, missing: Keys) -> None:
+    def _in_waves(self, group: Keys, missing: Keys, size_class: int) -> None:
         """Resident experts run first, then as many as there is room for. Other layers' experts leave before this
         one's."""
-        evictable = self.resident.copy()
+        evictable = self._residents(size_class).copy()
         evictable[group] = False
         while len(missing):
-            candidates = evictable if evictable.any() else self.resident.copy()
-            freeable = int(self.catalogue.bytes_of[candidates].sum())
-            needed = min(self._bytes(missing) - self.free_bytes, freeable)
+            candidates = evictable if evictable.any() else self._residents(size_class).copy()
+            needed = min(len(missing) - self.free[size_class], int(np.count_nonzero(candidates)))
             if needed > 0:
-                self._make_room(needed, candidates, missing)
+                self._make_room(needed, candidates, missing, size_class)
                 evictable &= self.resident
-            fitting = int(np.searchsorted(np.cumsum(self.catalogue.bytes_of[missing]), self.free_bytes, side="right"))
-            if not fitting and not self.resident.any():
-                raise BudgetTooSmall(f"expert {missing[0]} alone does not fit in {self._budget} bytes")
-            self._bring(missing[:fitting], self._bytes(missing[:fitting]))
+            fitting = self.free[size_class]
+            if not fitting and not candidates.any():
+                raise BudgetTooSmall(f"there is no slot for expert {missing[0]}")
+            self._bring(missing[:fitting], size_class)
             missing = missing[fitting:]
 
-    def _pass_through(self, group: Keys, missing: Keys) -> None:
+    def _pass_through(self, group: Keys, missing: Keys, size_class: int) -> None:
         """As in the engine: a few are fetched, then each of the others once another has run. Residents have run by the
         time that the first one lands."""
         waiting = np.zeros_like(self.resident)
         waiting[group] = True
         for place in range(len(missing)):
-            if place == self._passage:
+            if place == self._passage[size_class]:
                 waiting[group] = False
                 waiting[missing] = True
-            if place >= self._passage:
-                waiting[missing[place - self._passage]] = False  # it has run
+            if place >= self._passage[size_class]:
+                waiting[missing[place - self._passage[size_class]]] = False  # it has run
             own = missing[place : place + 1]
-            lacking = self._bytes(own) - self.free_bytes
-            if lacking > 0:
-                evictable = self.resident & ~waiting
-                self._make_room(lacking, evictable if evictable.any() else self.resident, own)
-            self._bring(own, self._bytes(own))
+            if not self.free[size_class]:
+                evictable = self._residents(size_class) & ~waiting
+                self._make_room(1, evictable if evictable.any() else self._residents(size_class), own, size_class)
+            self._bring(own, size_class)
 
-    def _make_room(self, bytes_needed: int, evictable: Mask, missing: Keys) -> None:
+    def _make_room(self, slots: int, evictable: Mask, missing: Keys, size_class: int) -> None:
+        bytes_needed = slots * int(self.sizes.bytes_of[size_class])
         request = VictimRequest(
-            Tier.DEVICE, bytes_needed, evictable, self.resident, reason=Reason.ON_DEMAND, incoming=missing
+            Tier.DEVICE, bytes_needed, evictable, self._residents(size_class), reason=Reason.ON_DEMAND, incoming=missing
         )
         victims = self.policy.victims(request)
-        freed = self._bytes(victims)
-        if freed < bytes_needed:
-            raise BudgetTooSmall(f"the policy frees {freed} of {bytes_needed} bytes that a layer needs")
+        if len(victims) < slots:
+            raise BudgetTooSmall(f"the policy frees {len(victims)} of {slots} slots that a layer needs")
         self.resident[victims] = False
-        self.free_bytes += freed
+        self.free[size_class] += len(victims)
         self.evictions += len(victims)
         if self._told_of_evictions:
             self.policy.on_evicted(Tier.DEVICE, victims)
 
-    def _bytes(self, experts: Keys) -> int:
-        size = self.catalogue.record_bytes
-        return size * len(experts) if size is not None else int(self.catalogue.bytes_of[experts].sum())
-
 
 def check_budget(catalogue: Catalogue, budget_bytes: int) -> None:
     """Raises BudgetTooSmall where the budget does not hold the experts that a row uses in a layer."""
-    least = int((catalogue.top_k * catalogue.bytes_of[catalogue.first[:-1]]).max())
+    sizes = SlotSizes(catalogue)
+    least = sizes.nbytes(sizes.least)
     if budget_bytes < least:
-        raise BudgetTooSmall(f"a layer's router picks experts of {least} bytes; the budget is {budget_bytes}")
+        raise BudgetTooSmall(f"{sizes.say_least()}, experts of {least} bytes; the budget is {budget_bytes}")
 
 
 def replay(
@@ -222,13 +225,19 @@ def replay(
 
 def optimum(catalogue: Catalogue, steps: Iterable[TraceStep], slots: int) -> ReplayResult:
     """Belady's farthest next use over single accesses, for a cache of ``slots`` experts: the most hits possible in this
-    order of a layer's experts. It holds no expert for the rest of its layer.
+    order of a layer's experts, in the slots that each size class has. It holds no expert for the rest of its layer.
 
     A policy may have a few more where a layer's residents are used before others come.
     """
     accesses = np.fromiter(itertools.chain.from_iterable(groups(catalogue, steps)), dtype=np.int64)
-    hits = int(np.count_nonzero(belady(accesses, slots)))
-    return ReplayResult(len(accesses), hits, max(0, len(accesses) - hits - slots))
+    sizes = SlotSizes(catalogue)
+    hits = evictions = 0
+    for number, places in enumerate(sizes.places(slots).tolist()):
+        own = accesses[sizes.class_of[accesses] == number]
+        found = int(np.count_nonzero(belady(own, places)))
+        hits += found
+        evictions += max(0, len(own) - found - places)
+    return ReplayResult(len(accesses), hits, evictions)
 
 
 def _used(catalogue: Catalogue, picks: NDArray[np.integer]) -> list[tuple[Keys, Counts]]:

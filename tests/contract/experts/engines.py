@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -16,6 +16,7 @@ from greenroom.policies.base.array_types import Keys, Mask
 from greenroom.policies.base.events import LayerRouting, Prediction, Tier
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy, Prefetch, Target
+from greenroom.policies.base.slot_sizes import SlotSizes
 from greenroom.policies.replacement.lru import Lru
 from greenroom.policies.replacement.next_use import NextUse
 from tests.contract.prepared_policies import EVERY_POLICY, prepared_policy, prepared_predictors
@@ -98,10 +99,21 @@ POLICIES: dict[str, Callable[[Catalogue], ExpertPolicy]] = {
 
 
 def make_engine(
-    policy: str, device_slots: int, host_slots: int, before_read: Callable[[int, int], None] | None = None
+    policy: str,
+    device_slots: int,
+    host_slots: int,
+    before_read: Callable[[int, int], None] | None = None,
+    *,
+    pages: Sequence[int] = (),
 ) -> tuple[ExpertEngine, FakeStore]:
-    catalogue = catalogue_of(MANIFEST)
-    store = FakeStore(MANIFEST, before_read)
+    """``pages``: of the records of each layer. With several sizes the slots are at least those that it needs."""
+    made_of = manifest(LAYERS, EXPERTS, TOP_K, pages)
+    catalogue = catalogue_of(made_of)
+    sizes = SlotSizes(catalogue)
+    if pages:
+        device_slots = max(device_slots, sizes.least)
+        host_slots = host_slots and max(host_slots, sizes.classes)
+    store = FakeStore(made_of, before_read)
     config = EngineConfig(device_slots=device_slots, host_slots=host_slots, transfer_timeout_s=20)
     made = POLICIES[policy](catalogue)
     engine = ExpertEngine(store, catalogue, made, config, predictors=prepared_predictors(made))
@@ -152,6 +164,10 @@ routes = st.lists(
     min_size=1,
     max_size=6,
 )
+
+
+sizes_of_records = st.one_of(st.just([1] * LAYERS), st.lists(st.integers(1, 3), min_size=LAYERS, max_size=LAYERS))
+"""In pages, by layer: all alike, or any."""
 
 
 class Recorder:

@@ -23,10 +23,11 @@ from greenroom.experts.pack.layout import ExpertWeights, PackLayer, PackManifest
 from greenroom.experts.source import Arriving, Landing
 from greenroom.policies.base.events import Prediction, PredictionRequest
 from greenroom.policies.base.expert_policy import Target
-from tests.contract.experts.engines import POLICIES, READS, routes
+from greenroom.policies.base.slot_sizes import SlotSizes
+from tests.contract.experts.engines import POLICIES, READS, routes, sizes_of_records
 from tests.examples import examples
 from tests.unit.experts.fake_accelerator import FakeAccelerator
-from tests.unit.experts.fakes import FakeStore
+from tests.unit.experts.fakes import FakeStore, manifest
 from tests.waiting import until_others
 
 LAYERS, EXPERTS, TOP_K = 3, 6, 2
@@ -48,10 +49,17 @@ class Bench:
         accelerator: FakeAccelerator | None,
         reads: ReadSettings = READS["whole"],
         before_read: Callable[[int, int], None] | None = None,
+        pages: Sequence[int] = (),
     ) -> None:
-        catalogue = catalogue_of(MANIFEST)
+        """``pages``: of the records of each layer; all have three, where it is empty."""
+        made_of = manifest(LAYERS, EXPERTS, TOP_K, pages) if pages else MANIFEST
+        catalogue = catalogue_of(made_of)
+        if pages:
+            sizes = SlotSizes(catalogue)
+            device_slots = max(device_slots, sizes.least)
+            host_slots = host_slots and max(host_slots, sizes.classes)
         self.accelerator = accelerator
-        self.store = FakeStore(MANIFEST, before_read)
+        self.store = FakeStore(made_of, before_read)
         config = EngineConfig(device_slots=device_slots, host_slots=host_slots, transfer_timeout_s=20)
         hardware = RealHardware(reads, accelerator)
         self.engine = ExpertEngine(self.store, catalogue, POLICIES[policy](catalogue), config, hardware=hardware)
@@ -122,6 +130,7 @@ class Bench:
     fills=st.booleans(),
     eagerness=st.sampled_from([(0.0, "either"), (0.2, "either"), (1.0, "compute"), (1.0, "copy")]),
     seed=st.integers(0, 99),
+    pages=sizes_of_records,
 )
 @settings(max_examples=examples(8), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_computation_finds_its_experts_however_late_the_device_is(
@@ -133,11 +142,12 @@ def test_computation_finds_its_experts_however_late_the_device_is(
     fills: bool,
     eagerness: tuple[float, str],
     seed: int,
+    pages: list[int],
 ) -> None:
     often, which = eagerness
     eager = ("compute", "copy") if which == "either" else (which,)
     accelerator = FakeAccelerator(eagerness=often, eager=eager, seed=seed)
-    bench = Bench(policy, device_slots, host_slots, accelerator=accelerator, reads=READS[reads])
+    bench = Bench(policy, device_slots, host_slots, accelerator=accelerator, reads=READS[reads], pages=pages)
     try:
         if fills:
             bench.engine.preload(range(device_slots))

@@ -28,18 +28,24 @@ from tests.contract.experts.engines import (
     routes,
     run_layer,
     run_steps,
+    sizes_of_records,
 )
 from tests.examples import examples
 from tests.unit.experts.fakes import FakeStore
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@given(steps=routes, device_slots=st.integers(TOP_K, LAYERS * EXPERTS), host_slots=st.integers(0, 8))
+@given(
+    steps=routes,
+    device_slots=st.integers(TOP_K, LAYERS * EXPERTS),
+    host_slots=st.integers(0, 8),
+    pages=sizes_of_records,
+)
 @settings(max_examples=examples(25), deadline=None)
 def test_any_schedule_under_any_budget(
-    policy: str, steps: list[list[list[int]]], device_slots: int, host_slots: int
+    policy: str, steps: list[list[list[int]]], device_slots: int, host_slots: int, pages: list[int]
 ) -> None:
-    engine, _ = make_engine(policy, device_slots, host_slots)
+    engine, _ = make_engine(policy, device_slots, host_slots, pages=pages)
     try:
         run_steps(engine, steps)
         assert engine.counters.stall_seconds < 10, "a layer waited though nothing moved"
@@ -54,10 +60,17 @@ def test_any_schedule_under_any_budget(
     host_slots=st.integers(0, 4),
     fills=st.booleans(),
     seed=st.integers(0, 999),
+    pages=sizes_of_records,
 )
 @settings(max_examples=examples(15), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_random_delays_and_failures_in_the_movers(
-    policy: str, steps: list[list[list[int]]], device_slots: int, host_slots: int, fills: bool, seed: int
+    policy: str,
+    steps: list[list[list[int]]],
+    device_slots: int,
+    host_slots: int,
+    fills: bool,
+    seed: int,
+    pages: list[int],
 ) -> None:
     """A failed transfer fails the layer that needed it; afterwards everything is as if it had never been asked."""
     noise = random.Random(seed)
@@ -68,7 +81,7 @@ def test_random_delays_and_failures_in_the_movers(
         if noise.random() < 0.3:
             raise OSError(5, "injected")
 
-    engine, _ = make_engine(policy, device_slots, host_slots, trouble)
+    engine, _ = make_engine(policy, device_slots, host_slots, trouble, pages=pages)
     asked = completed = 0
     messages: list[str] = []
     try:

@@ -54,7 +54,7 @@ def test_it_leaves_the_other_layers_what_it_does_not_need() -> None:
         assert run_prompt(engine) == 0
     with engine_of(Streaming) as engine:
         left = run_prompt(engine)
-        assert left == SLOTS - 1 - engine._tiers.stream_slots
+        assert left == SLOTS - 1 - engine._tiers.stream_slots[0]
         assert engine.counters.on_demand_fetches == EXPERTS - 1, "nothing is fetched twice"
 
 
@@ -63,7 +63,7 @@ def test_no_more_than_its_slots_are_on_their_way_or_wait_to_run() -> None:
     with engine_of(Streaming) as engine:  # loaded before, since all later reads wait
         engine._tiers._disk._carrier._store._before_read = reads  # type: ignore[attr-defined]
         rows = np.zeros(len(PROMPT), dtype=np.int64)
-        most = engine._tiers.stream_slots
+        most = engine._tiers.stream_slots[0]
         with engine.step(rows, rows == 0), engine.routed(0, PROMPT) as landing:
             seen = []
             for expert, _ in landing:
@@ -82,7 +82,7 @@ def test_a_layer_that_misses_no_more_than_its_slots_is_not_asked() -> None:
             return True
 
     with engine_of(Asked) as engine:
-        rows, missing = np.zeros(1, dtype=np.int64), engine._tiers.stream_slots
+        rows, missing = np.zeros(1, dtype=np.int64), engine._tiers.stream_slots[0]
         with engine.step(rows, rows == 0):
             run_layer(engine, 0, np.arange(missing + 1, dtype=np.int64)[None])
         assert not asked
@@ -146,7 +146,7 @@ def test_prefetched_experts_that_fill_the_passage_wait_for_the_one_whose_turn_it
     reads = GatedReads(*later, experts=EXPERTS)
     engine = ExpertEngine(FakeStore(MANIFEST, reads), catalogue, Streaming(catalogue), EngineConfig(device_slots=SLOTS))
     try:
-        assert len(later) > engine._tiers.stream_slots + 3, "so the layer may fetch nothing until some have run"
+        assert len(later) > engine._tiers.stream_slots[0] + 3, "so the layer may fetch nothing until some have run"
         for key in later:
             engine._tiers.fetch(key, Reason.PREFETCH)
         rows, order = np.zeros(len(LONG), dtype=np.int64), []

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from greenroom.core.errors import PackError
-from greenroom.experts.pack.layout import PackLayer, PackManifest, RecordLayout
+from greenroom.experts.pack.layout import PAGE_BYTES, PackLayer, PackManifest, RecordLayout
 
 DEADLINE_S = 20.0
 LAYOUT = RecordLayout.of([("w", (8, 4), "float32")])
 
 
-def manifest(layers: int = 3, experts: int = 6, top_k: int = 2) -> PackManifest:
+def manifest(layers: int = 3, experts: int = 6, top_k: int = 2, pages: Sequence[int] = ()) -> PackManifest:
+    """``pages``: how many of a page's 4 KiB the records of each layer have; one, where it is empty."""
+    layouts = [RecordLayout.of([("w", (count, PAGE_BYTES // 4), "float32")]) for count in pages] or [LAYOUT] * layers
     return PackManifest(
         "fake",
         "float32",
         "digest",
-        tuple(PackLayer(f"layers.{n}.experts", experts, top_k, LAYOUT) for n in range(layers)),
+        tuple(PackLayer(f"layers.{n}.experts", experts, top_k, layout) for n, layout in enumerate(layouts)),
     )
 
 

@@ -208,7 +208,7 @@ def test_what_stays_on_the_host_comes_after_all_that_goes_to_the_device() -> Non
         mover.put(job(4, Reason.PREFETCH, 1))
         mover.put(job(5))
         assert mover.waiting_prefetches == 2, "bound for the device"
-        assert mover.least_urgent() == 3, "of those that hold a slot there"
+        assert mover.least_urgent(lambda _: True) == 3, "of those that hold a slot there"
         carrier.let_all()
         assert [job.expert for job in ended(outbox, 6)] == [0, 5, 4, 3, 2, 1]
 
@@ -379,7 +379,8 @@ def test_queued_ones_can_be_taken_back_and_begun_ones_can_not() -> None:
         mover.put(job(1, Reason.PREFETCH, 3))
         mover.put(job(2, Reason.PREFETCH, 2))
         assert mover.waiting_prefetches == 2
-        assert mover.least_urgent() == 2
+        assert mover.least_urgent(lambda _: True) == 2
+        assert mover.least_urgent(lambda expert: expert != 2) == 1
         assert mover.withdraw(0) is None
         taken = mover.withdraw(2)
         assert taken is not None

@@ -19,10 +19,12 @@ from greenroom.experts.copying.transfers import Copies
 from greenroom.experts.engine import catalogue_of
 from greenroom.experts.pack.direct_io import ReadSettings
 from greenroom.policies.base.events import Reason, Tier, Transfer
+from greenroom.policies.base.slot_sizes import SlotSizes
 from tests.unit.experts.fake_accelerator import FakeAccelerator
 from tests.unit.experts.fakes import DEADLINE_S, FakeStore, GatedReads, manifest
 
 MANIFEST = manifest(layers=1, experts=8)
+SIZES = SlotSizes(catalogue_of(MANIFEST))
 
 
 class GatedCopies(Copies):
@@ -56,8 +58,8 @@ class Bench:
         self.reads = GatedReads(experts=8)
         self.store = FakeStore(MANIFEST, self.reads)
         self.hardware = GatedHardware()
-        self.device = Ledger(8, device_slots)
-        self.host = Ledger(8, host_slots)
+        self.device = Ledger(SIZES, device_slots)
+        self.host = Ledger(SIZES, host_slots)
         self.tiers = Tiers(
             self.store, catalogue_of(MANIFEST), self.device, self.host,
             make_host_room=self.make_room, hardware=self.hardware,
@@ -207,8 +209,8 @@ def test_what_waits_for_the_host_is_taken_back_the_least_urgent_first() -> None:
         for key, priority in ((1, 3), (2, 1), (3, 2)):
             made.tiers.fetch_to_host(key, Reason.PREFETCH, priority)
         assert made.host.free == 0
-        assert made.tiers.withdraw_prefetch() is None, "none of them holds a slot on the device"
-        assert [made.tiers.withdraw_to_host() for _ in range(4)] == [2, 3, 1, None], "the last is being read"
+        assert made.tiers.withdraw_prefetch(0) is None, "none of them holds a slot on the device"
+        assert [made.tiers.withdraw_to_host(0) for _ in range(4)] == [2, 3, 1, None], "the last is being read"
         assert not made.tiers.withdraw(7)
         made.tiers.audit()
         assert made.host.free == 3
@@ -244,7 +246,7 @@ def test_a_prefetch_that_found_no_room_on_the_host_can_be_taken_back(bench: Benc
     bench.tiers.fetch(3, Reason.PREFETCH, 1)
     assert bench.tiers.short_of_host_room
     assert bench.tiers.withdraw(2)
-    assert bench.tiers.withdraw_prefetch() == 3
+    assert bench.tiers.withdraw_prefetch(0) == 3
     assert not bench.tiers.short_of_host_room
     assert bench.device.free == 2
     bench.tiers.audit()
@@ -283,7 +285,8 @@ class BreaksCopies(FakeAccelerator):
 def lossy(request: pytest.FixtureRequest) -> Iterator[tuple[Tiers, BreaksCopies]]:
     accelerator = BreaksCopies()
     tiers = Tiers(
-        FakeStore(MANIFEST), catalogue_of(MANIFEST), Ledger(8, 4), Ledger(8, request.param) if request.param else None,
+        FakeStore(MANIFEST), catalogue_of(MANIFEST), Ledger(SIZES, 4),
+        Ledger(SIZES, request.param) if request.param else None,
         make_host_room=lambda incoming: False, hardware=RealHardware(accelerator=accelerator),
     )  # fmt: skip
     yield tiers, accelerator

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from greenroom.policies.base.allocation import Allocation, shares_of
 from greenroom.policies.base.array_types import Mask
 from greenroom.policies.base.expert_keys import Catalogue
+from greenroom.policies.base.slot_sizes import SlotSizes
 from tests.examples import examples
 
 ALIKE = Catalogue.uniform("pool", layers=3, experts=6, top_k=2, expert_bytes=10)
@@ -32,9 +33,10 @@ def choose(
     popularity: NDArray[np.float64] | None = None,
 ) -> Mask:
     none = np.zeros(catalogue.size, dtype=np.bool_)
-    return Allocation(catalogue).choose(
+    allocation = Allocation(catalogue)
+    return allocation.choose(
         tokens,
-        budget,
+        allocation.sizes.places(allocation.sizes.within(budget)),
         here=none if here is None else here,
         popularity=np.zeros(catalogue.size) if popularity is None else popularity,
     )
@@ -66,14 +68,15 @@ def by_the_book(
             own = [key for key in own if here[key]]
         least += own
     others = [key for key in range(catalogue.size) if tokens[key] > 0 and key not in least]
+    sizes = SlotSizes(catalogue)
+    left = {int(size): 0 for size in catalogue.bytes_of}  # places, by the size of a slot
+    for slot in sizes.slot_bytes(sizes.within(budget)):
+        left[slot] += 1
     chosen: set[int] = set()
-    left = budget
-    for group in (best(least), best(others)):
-        for key in group:
-            if catalogue.bytes_of[key] > left:
-                return chosen
+    for key in (*best(least), *best(others)):
+        if left[int(catalogue.bytes_of[key])]:
             chosen.add(key)
-            left -= int(catalogue.bytes_of[key])
+            left[int(catalogue.bytes_of[key])] -= 1
     return chosen
 
 

@@ -83,13 +83,14 @@ def test_a_member_stays_until_another_is_clearly_worthier_and_the_target_with_it
     assert second.generation == first.generation + 1
 
 
-def test_experts_of_different_sizes_are_counted_by_their_bytes() -> None:
-    target = HostTarget(Catalogue.of_models("graph", [40, 10, 25, 25, 5]))
-    target.on_budget_changed(Tier.DEVICE, 20)
-    target.on_budget_changed(Tier.HOST, 30)
-    chosen = target.of(np.array([5.0, 4.0, 3.0, 2.0, 1.0]), 0.0, None)
+def test_experts_get_as_many_places_as_there_are_slots_of_their_size() -> None:
+    catalogue = Catalogue("two sizes", experts_per_layer=[3, 3], top_k=[1, 1], expert_bytes=[10, 25])
+    target = HostTarget(catalogue)
+    target.on_budget_changed(Tier.DEVICE, 10 + 25)
+    target.on_budget_changed(Tier.HOST, 10 + 25 + 10)
+    chosen = target.of(np.array([1.0, 2.0, 3.0, 6.0, 5.0, 4.0]), 0.0, None)
     assert chosen is not None
-    assert np.flatnonzero(chosen.wanted).tolist() == [0, 1]
+    assert np.flatnonzero(chosen.wanted).tolist() == [0, 1, 2, 3, 4], "three of 10 bytes, and two of 25"
 
 
 @pytest.mark.parametrize("name", ["decayed", "next-use"])

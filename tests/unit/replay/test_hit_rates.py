@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from greenroom.core.errors import BudgetTooSmall
 from greenroom.policies.base.events import LayerRouting, Step
 from greenroom.policies.base.expert_keys import Catalogue
+from greenroom.policies.base.slot_sizes import SlotSizes
 from greenroom.policies.registry import EXPERT_POLICIES, create_policy
 from greenroom.policies.replacement.lru import Lru
 from greenroom.replay import ReplayCache, ReplayResult, RoutingTrace, replay
+from greenroom.replay.hit_rates import optimum
 from tests.unit.policies.bench import routing_of
 from tests.unit.replay.traces import trace_of
 
@@ -70,22 +74,40 @@ def test_the_experts_of_the_current_group_stay() -> None:
     assert cache.result == ReplayResult(lookups=4, hits=1, evictions=1)
 
 
-def test_different_sizes_fill_the_budget_and_never_exceed_it() -> None:
-    catalogue = Catalogue.of_models("graph", [5, 3, 4, 2])
-    cache = ReplayCache(Lru(catalogue), 9)
-    for expert in (0, 1, 2, 3, 0, 2):
+def test_different_sizes_fill_slots_of_their_own_and_never_exceed_the_budget() -> None:
+    catalogue = Catalogue("pool", experts_per_layer=[4, 4], top_k=[1, 1], expert_bytes=[5, 3])
+    cache = ReplayCache(Lru(catalogue), 22)  # three of 3 bytes, two of 5
+    for expert in (0, 1, 4, 5, 2, 6, 7, 0, 4):
         cache.route(routing_of(catalogue, [expert]))
 
-        held = int(catalogue.bytes_of[cache.resident].sum())
-        assert held + cache.free_bytes == 9
-        assert cache.free_bytes >= 0
+        held = [int(np.count_nonzero(cache.resident[span])) for span in catalogue.spans]
+        assert (held[1] + cache.free[0], held[0] + cache.free[1]) == (3, 2)
         assert cache.resident[expert]
+    assert cache.result == ReplayResult(lookups=9, hits=0, evictions=4)
+    assert cache.resident.tolist() == [True, False, True, False, True, False, True, True]
+
+
+def test_layers_of_two_sizes_are_two_caches() -> None:
+    trace = trace_of(60, layers=4, k=2, experts=8)
+    sizes = np.array([4, 1, 1, 4])
+    catalogue = replace(trace, expert_bytes=sizes).catalogue(expert_bytes=None)
+    slots = SlotSizes(catalogue)
+
+    whole = replay(Lru(catalogue), trace.steps(), slots.nbytes(14))
+
+    parts = [replace(trace, experts=trace.experts[:, sizes == size]) for size in (1, 4)]
+    alone = [replay(Lru(part.catalogue()), part.steps(), 7) for part in parts]
+    best = [optimum(part.catalogue(), part.steps(), 7) for part in parts]
+    assert slots.places(14).tolist() == [7, 7]
+    assert 0 < whole.hits == sum(part.hits for part in alone) < whole.lookups
+    assert whole.evictions == sum(part.evictions for part in alone)
+    assert optimum(catalogue, trace.steps(), 14).hits == sum(part.hits for part in best)
 
 
 def test_a_layer_that_does_not_fit_at_once_is_refused() -> None:
     trace = trace_of(4, k=3)
 
-    with pytest.raises(BudgetTooSmall, match="picks experts of 3 bytes"):
+    with pytest.raises(BudgetTooSmall, match="picks 3, experts of 3 bytes"):
         replay(Lru(trace.catalogue()), trace.steps(), 2)
 
 

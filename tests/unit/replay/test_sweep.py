@@ -13,6 +13,7 @@ import pytest
 from greenroom.core.errors import InvalidConfig, UnknownName
 from greenroom.core.pictures import PlotUnavailable
 from greenroom.policies.base.events import Phase
+from greenroom.policies.base.slot_sizes import SlotSizes
 from greenroom.policies.registry import create_policy
 from greenroom.replay import RoutingTrace, TraceError
 from greenroom.replay.hit_rates import optimum, replay
@@ -66,7 +67,7 @@ def test_the_heading_says_what_a_policy_can_not_show() -> None:
 
     assert "without --link nothing is fetched ahead: emoe shown" in report.heading("t", sweep_of(TRACE, "emoe"), None)
     assert "without --link nothing is fetched ahead: top-k, look-ahead" in report.heading("t.npz", hits, None)
-    assert "without --recall nothing is predicted: look-ahead" in report.heading("t.npz", timed, 4096)
+    assert "without --recall nothing is predicted: look-ahead" in report.heading("t.npz", timed, "4 KiB")
     assert "without" not in report.heading("t.npz", sweep_of(TRACE, "lru"), None)
 
 
@@ -79,13 +80,13 @@ def test_belady_by_name_is_the_optimum_that_is_there_already() -> None:
 
 @pytest.mark.parametrize(("text", "slots"), [("6", 6), ("25%", 6), ("100%", 24), ("40KiB", 10)])
 def test_a_budget_is_a_number_a_share_or_a_size(text: str, slots: int) -> None:
-    assert slots_of(text, TRACE.catalogue(), 4096) == slots
+    assert slots_of(text, SlotSizes(TRACE.catalogue(expert_bytes=4096)), sized=True) == slots
 
 
 @pytest.mark.parametrize(("text", "size"), [("1", 4096), ("25", 4096), ("4%", 4096), ("40KiB", None), ("much", 4096)])
 def test_what_is_no_budget_is_refused(text: str, size: int | None) -> None:
     with pytest.raises(InvalidConfig, match="budget"):
-        slots_of(text, TRACE.catalogue(), size)
+        slots_of(text, SlotSizes(TRACE.catalogue(expert_bytes=size or 1)), sized=size is not None)
 
 
 def test_every_cell_is_the_replay_of_its_own() -> None:
@@ -164,7 +165,7 @@ def test_the_tables_show_every_cell(timed: TimedReplay | None) -> None:
         if cell.timed is not None:
             assert f"{1e3 * cell.timed.stall_seconds / cell.timed.tokens:.0f}" in text
     assert ("stall, ms a token" in text) == (timed is not None)
-    assert "3 layers × 8 experts of 4 KiB, top-2" in report.heading("t.npz", sweep, 4096)
+    assert "3 layers × 8 experts of 4 KiB, top-2" in report.heading("t.npz", sweep, "4 KiB")
 
 
 def test_the_json_has_every_cell_flat() -> None:

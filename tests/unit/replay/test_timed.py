@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -136,6 +138,21 @@ def test_a_prefetch_that_is_wrong_makes_the_right_one_wait() -> None:
     # The wrong one begins at 1 s and is not taken back; the right one is asked for at 1.25 s and begins at 2 s.
     assert result.stall_seconds == pytest.approx(1 + 1.75)
     assert result.bytes_moved == 3 * PAGE
+
+
+def test_layers_whose_experts_differ_in_size_take_their_own_time_and_slots() -> None:
+    picks = np.array([[0, 0], [1, 1], [2, 0], [0, 1]], dtype=np.uint8).reshape(-1, 2, 1)
+    trace = RoutingTrace(picks, np.array([0, 4]), 4, expert_bytes=np.array([PAGE, 3 * PAGE]))
+    setup = timed(trace, expert_bytes=None, upload=LinkProfile(PAGE), host_slots=4)
+
+    result = run(replace(setup, host_slots=0), 4)
+
+    # Two slots of each: the first layer misses four times (LRU), the second twice.
+    assert (result.hits, result.evictions) == (2, 2)
+    assert result.bytes_moved == (4 * 1 + 2 * 3) * PAGE
+    assert result.seconds == pytest.approx(4 * 1 + 2 * 3)
+    # Both links in turn; the host, whose copies of what the device holds leave first, still has the last miss.
+    assert run(setup, 4).seconds == pytest.approx(4 * 2 + 2 * 6 - 1)
 
 
 def test_a_host_tier_costs_two_hops_once_and_one_after() -> None:

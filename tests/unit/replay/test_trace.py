@@ -187,7 +187,7 @@ def test_the_catalogue_has_each_layers_own_shape() -> None:
     assert catalogue.experts_per_layer.tolist() == [3, 5]
     assert catalogue.top_k.tolist() == [1, 2]
     assert catalogue.decoder_start == 1
-    assert recorded_trace().catalogue(expert_bytes=None).bytes_of.tolist() == [8192] * 8
+    assert recorded_trace().catalogue(expert_bytes=None).bytes_of.tolist() == [4096] * 3 + [8192] * 5
     with pytest.raises(TraceError, match="how large"):
         trace_of(3).catalogue(expert_bytes=None)
 

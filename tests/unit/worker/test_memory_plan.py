@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from greenroom.core.errors import BudgetTooSmall, InvalidConfig
-from greenroom.core.units import GIB, MIB, format_bytes
+from greenroom.core.units import GIB, MIB, format_bytes, parse_bytes
+from greenroom.policies.base.expert_keys import Catalogue
+from greenroom.policies.base.slot_sizes import SlotSizes
 from greenroom.worker.model.memory_plan import (
     LEAST_CONTEXT,
     ROWS_SHARE,
@@ -22,7 +24,7 @@ from greenroom.worker.model.memory_plan import (
 from greenroom.worker.usable_memory import Memory
 
 NEEDS = Needs(
-    dense=1 * GIB, workspace=100 * MIB, experts=96, slot_bytes=11 * MIB, least_slots=2,
+    dense=1 * GIB, workspace=100 * MIB, slots=SlotSizes.uniform(96, nbytes=11 * MIB, top_k=2),
     kv_for_one=64 * MIB, kv_for_all=512 * MIB,
 )  # fmt: skip
 
@@ -91,20 +93,26 @@ def test_what_is_no_size_names_the_field(text: str) -> None:
     dense=st.integers(0, 2 * GIB),
     experts=st.integers(2, 3000),
     slot=st.integers(4096, 64 * MIB),
+    larger=st.one_of(st.just(0), st.integers(1, 64 * MIB)),
     one=st.integers(1, GIB),
     running=st.integers(1, 64),
     expert=st.sampled_from(["auto", "25%", "100%", "300MiB"]),
 )
 def test_a_plan_fits_or_is_refused(
-    available: int, dense: int, experts: int, slot: int, one: int, running: int, expert: str
+    available: int, dense: int, experts: int, slot: int, larger: int, one: int, running: int, expert: str
 ) -> None:
-    needs = Needs(dense, 10 * MIB, experts, slot, 2, one, one * running)
+    layers = Catalogue("two", experts_per_layer=[experts, 5], top_k=[2, 2], expert_bytes=[slot, slot + larger])
+    sizes = SlotSizes(layers)
+    needs = Needs(dense, 10 * MIB, sizes, one, one * running)
     try:
         planned = plan(available, needs, expert)
     except BudgetTooSmall:
         return
     assert planned.total - planned.base <= available
-    assert 2 <= planned.device_slots <= experts
+    assert sizes.least <= planned.device_slots <= sizes.experts
+    asked = planned.expert_bytes if expert == "auto" else parse_bytes(expert, field="", whole=sizes.all_bytes)
+    assert planned.expert_bytes <= asked
+    assert planned.device_slots == sizes.experts or sizes.nbytes(planned.device_slots + 1) > asked or expert == "auto"
     assert 0 <= planned.kv <= needs.kv_for_all
 
 
@@ -150,7 +158,8 @@ def long_needs(length: int) -> Needs:
     """As gpt-oss-20b: eager attention over its whole context, 24 layers of 32 experts of 13 MiB."""
     kv = length * 48 * 1024
     return Needs(
-        dense=3 * GIB, workspace=GIB + length * 128 * 1024, experts=768, slot_bytes=13 * MIB, least_slots=4,
+        dense=3 * GIB, workspace=GIB + length * 128 * 1024,
+        slots=SlotSizes.uniform(768, nbytes=13 * MIB, top_k=4),
         kv_for_one=kv, kv_for_all=32 * kv, attention=length * 128 * 1024,
     )  # fmt: skip
 

@@ -1,6 +1,6 @@
 """Bookkeeping of one tier: which expert is in which slot, on its way, pinned, or prefetched.
 
-Knows nothing of bytes, threads or policies. Used only by the thread that owns the engine.
+Knows nothing of memory, threads or policies. Used only by the thread that owns the engine.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from greenroom.core.errors import GreenroomError
 from greenroom.experts.bookkeeping.prefetch_use import PrefetchUse
-from greenroom.policies.base.array_types import Keys
+from greenroom.policies.base.array_types import Counts, Keys, Mask
+from greenroom.policies.base.slot_sizes import SlotSizes
 
 NO_SLOT = -1
 
@@ -34,13 +35,15 @@ class LedgerError(GreenroomError):
 
 
 class Ledger:
-    """Slots of one tier and the experts in them.
+    """The first ``slots`` of one tier and the experts in them. An expert is only ever in slots of its own size class.
 
-    Invariants, checked by ``audit``: free + loading + resident = slots. An expert has a slot exactly while it is
-    loading or resident. No slot has two experts. An expert that is pinned or loading is never evicted.
+    Invariants, checked by ``audit``: free + loading + resident = slots. An expert has a slot, one of its class, exactly
+    while it is loading or resident. No slot has two experts. An expert that is pinned or loading is never evicted.
     """
 
-    def __init__(self, experts: int, slots: int) -> None:
+    def __init__(self, sizes: SlotSizes, slots: int) -> None:
+        experts = sizes.experts
+        self.sizes = sizes
         self.slots = slots
         self.residents = 0
         """Resident experts."""
@@ -56,29 +59,69 @@ class Ledger:
         """``[experts]``: neither resident nor loading. Not to be written to, as the arrays above."""
         self._pins = [0] * experts  # by expert; a layer picks few, so plain numbers are sooner counted than arrays
         self._unpinned: NDArray[np.bool_] = np.ones(experts, dtype=np.bool_)
-        self._free = list(range(slots - 1, -1, -1))
+        self._classes: list[int] = sizes.class_of.tolist()
+        order = sizes.order[:slots]
+        self._free: list[list[int]] = [
+            np.flatnonzero(order == number)[::-1].tolist() for number in range(sizes.classes)
+        ]
+        self.places: Counts = sizes.places(slots)
+        """``[classes]``: how many slots each has."""
+        self.free = slots
+        """Slots that hold nothing, of all classes."""
 
     @property
-    def free(self) -> int:
-        """Slots that hold nothing."""
-        return len(self._free)
+    def slot_bytes(self) -> list[int]:
+        """Of each slot."""
+        return self.sizes.slot_bytes(self.slots)
+
+    @property
+    def nbytes(self) -> int:
+        """Of all slots."""
+        return self.sizes.nbytes(self.slots)
+
+    def size_class(self, expert: int) -> int:
+        """Whose slots the expert may be in."""
+        return self._classes[expert]
+
+    def bytes_of(self, expert: int) -> int:
+        """Of the slots that the expert may be in."""
+        return int(self.sizes.bytes_of[self._classes[expert]])
+
+    def free_in(self, size_class: int) -> int:
+        """Slots of the class that hold nothing."""
+        return len(self._free[size_class])
 
     @property
     def loading(self) -> int:
         """Experts on their way."""
-        return self.slots - len(self._free) - self.residents
+        return self.slots - self.free - self.residents
 
-    def evictable(self) -> NDArray[np.bool_]:
+    @property
+    def free_places(self) -> Counts:
+        """``[classes]``: how many slots of each hold nothing."""
+        return np.array([len(free) for free in self._free])
+
+    def evictable(self) -> Mask:
         """``[experts]``: resident and not pinned."""
         return self.resident & self._unpinned
 
+    def evictable_in(self, size_class: int) -> Mask:
+        """``[experts]``: those of the class that are resident and not pinned."""
+        return self.in_class(self.evictable(), size_class)
+
+    def in_class(self, experts: Mask, size_class: int) -> Mask:
+        """Those of ``experts`` that are in slots of the class, or would be."""
+        return experts if self.sizes.classes == 1 else experts & self.sizes.members[size_class]
+
     def reserve(self, expert: int) -> int:
-        """Give an absent expert a free slot, for its transfer to fill. Returns the slot."""
+        """Give an absent expert a free slot of its class, for its transfer to fill. Returns the slot."""
         if self.state[expert] != ABSENT:
             raise LedgerError(f"expert {expert} is {State(self.state[expert]).name.lower()} already")
-        if not self._free:
+        free = self._free[self._classes[expert]]
+        if not free:
             raise LedgerError(f"no free slot for expert {expert}")
-        slot = self._free.pop()
+        slot = free.pop()
+        self.free -= 1
         self.state[expert] = LOADING
         self.absent[expert] = False
         self.slot_of[expert] = slot
@@ -138,11 +181,18 @@ class Ledger:
         occupied = np.flatnonzero(self.state != ABSENT)
         if not np.array_equal(occupied, np.flatnonzero(~self.absent)):
             raise LedgerError("the absent set and the states disagree")
-        slots = np.sort(np.concatenate([self.slot_of[held], np.array(self._free, dtype=np.int64)]))
+        free = [slot for of_class in self._free for slot in of_class]
+        slots = np.sort(np.concatenate([self.slot_of[held], np.array(free, dtype=np.int64)]))
         if not np.array_equal(held, occupied):
             raise LedgerError("slots and states disagree")
         if not np.array_equal(slots, np.arange(self.slots)):
             raise LedgerError("a slot is lost, or held twice")
+        if len(free) != self.free:
+            raise LedgerError(f"{len(free)} slots are free, not {self.free}")
+        if not np.array_equal(self.sizes.order[self.slot_of[held]], self.sizes.class_of[held]):
+            raise LedgerError("an expert is in a slot of another class")
+        if any((self.sizes.order[slots] != number).any() for number, slots in enumerate(self._free)):
+            raise LedgerError("a slot is free in another class")
         if not np.array_equal(self.resident, self.state == RESIDENT) or self.residents != self.resident.sum():
             raise LedgerError("the resident set and the states disagree")
         if min(self._pins, default=0) < 0:
@@ -152,7 +202,8 @@ class Ledger:
 
     def _release(self, expert: int) -> None:
         self.departures += 1
-        self._free.append(int(self.slot_of[expert]))
+        self._free[self._classes[expert]].append(int(self.slot_of[expert]))
+        self.free += 1
         self.slot_of[expert] = NO_SLOT
         self.state[expert] = ABSENT
         self.absent[expert] = True

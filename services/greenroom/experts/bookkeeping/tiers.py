@@ -45,8 +45,8 @@ class Tiers:
         hardware: Hardware,
     ) -> None:
         layouts = [layer.layout for layer in store.manifest.layers]
-        slot_bytes = max(layout.nbytes for layout in layouts)
-        self.slot_bytes = slot_bytes
+        if (np.array([layout.nbytes for layout in layouts])[catalogue.layer_of] != catalogue.bytes_of).any():
+            raise LedgerError("the catalogue is not that of the store's records")
         self.tensors_by_layer = [len(layout.tensors) for layout in layouts]
         self.device = device
         self.host = host
@@ -63,11 +63,11 @@ class Tiers:
         accelerator = hardware.accelerator
         self.in_ram = accelerator is None
         """Whether the device tier is RAM: resident experts can be used without a wait."""
-        self._streamed = None if accelerator is None else DeviceArena(accelerator, device.slots, slot_bytes, layouts)
+        self._streamed = None if accelerator is None else DeviceArena(accelerator, device.slot_bytes, layouts)
         self._ram: list[Arena] = []  # of the device tier, of the host tier, or staging
 
-        def ram(slots: int) -> Arena:
-            self._ram.append(hardware.arena(slots, slot_bytes, layouts))
+        def ram(slot_bytes: Sequence[int]) -> Arena:
+            self._ram.append(hardware.arena(slot_bytes, layouts))
             return self._ram[-1]
 
         disk: Carrier
@@ -75,19 +75,19 @@ class Tiers:
         self._device_arena: Arena | DeviceArena
         self._host_arena: Arena | None = None
         if self._streamed is None:
-            self._device_arena = mapped = ram(device.slots)
+            self._device_arena = mapped = ram(device.slot_bytes)
             arenas = {Tier.DEVICE: mapped}
             if host is not None:
-                arenas[Tier.HOST] = self._host_arena = ram(host.slots)
+                arenas[Tier.HOST] = self._host_arena = ram(host.slot_bytes)
                 upload = Copies(self._host_arena, mapped)
             disk = DiskReads(store, catalogue, arenas, hardware.reads)
         else:
             self._device_arena = self._streamed
             if host is None:
-                ring = ram(StagedReads.ring_slots(hardware.reads))
+                ring = ram([max(layout.nbytes for layout in layouts)] * StagedReads.ring_slots(hardware.reads))
                 disk = StagedReads(store, catalogue, ring, self._streamed, hardware.reads, self._outbox)
             else:
-                self._host_arena = pinned = ram(host.slots)
+                self._host_arena = pinned = ram(host.slot_bytes)
                 disk = DiskReads(store, catalogue, {Tier.HOST: pinned}, hardware.reads)
                 upload = Uploads(pinned, self._streamed, self._outbox)
         self._disk = hardware.mover("disk", disk, self._outbox)
@@ -103,9 +103,10 @@ class Tiers:
         return (self._disk,) if self._upload is None else (self._disk, self._upload)
 
     @property
-    def stream_slots(self) -> int:
-        """Through so many a layer passes its missing experts, where the policy streams."""
-        return stream_slots(sum(mover.depth for mover in self.movers), self.device.slots)
+    def stream_slots(self) -> list[int]:
+        """By size class: through so many a layer passes its missing experts, where the policy streams."""
+        moving = sum(mover.depth for mover in self.movers)
+        return [stream_slots(moving, places) for places in self.device.places.tolist()]
 
     @property
     def moving(self) -> int:
@@ -162,7 +163,8 @@ class Tiers:
             self._streamed.all_released()
 
     def fetch(self, key: int, reason: Reason, priority: float = 0.0) -> None:
-        """Begin to bring an absent expert to the device, which must have a free slot. A job to the host is extended."""
+        """Begin to bring an absent expert to the device, which must have a free slot for it. A job to the host is
+        extended."""
         slot = self.device.reserve(key)
         host = self.host
         if host is None:
@@ -185,7 +187,9 @@ class Tiers:
             self._begin_waiting()
 
     def fetch_to_host(self, key: int, reason: Reason, priority: float = 0.0) -> None:
-        """Begin to bring an expert that is on neither tier to the host, which must have a free slot, and no further."""
+        """Begin to bring an expert that is on neither tier to the host, which must have a free slot for it, and no
+        further.
+        """
         assert self.host is not None
         slot = self.host.reserve(key)
         self._to_host.add(key)
@@ -199,25 +203,36 @@ class Tiers:
         for mover in self.movers:
             mover.promote(key)
 
-    def withdraw_fill(self) -> int | None:
-        """Withdraw the last of the first fill to the device. None: all of it that was queued has begun."""
-        return next((key for key in reversed(self.filling) if self.withdraw(key)), None)
+    def withdraw_fill(self, size_class: int) -> int | None:
+        """Withdraw the class's last of the first fill to the device. None: all of it that was queued has begun."""
+        of_class = (key for key in reversed(self.filling) if self.device.size_class(key) == size_class)
+        return next((key for key in of_class if self.withdraw(key)), None)
 
-    def withdraw_prefetch(self) -> int | None:
-        """Withdraw the least urgent prefetch to the device, those without a host slot first. None: all have begun."""
-        prefetches = [job for job in self._without_host_slot if job.reason not in (Reason.ON_DEMAND, Reason.FILL)]
+    def withdraw_prefetch(self, size_class: int) -> int | None:
+        """Withdraw the class's least urgent prefetch to the device, those without a host slot first. None: all have
+        begun.
+        """
+
+        def among(key: int) -> bool:
+            return self.device.size_class(key) == size_class
+
+        prefetches = [
+            job
+            for job in self._without_host_slot
+            if job.reason not in (Reason.ON_DEMAND, Reason.FILL) and among(job.expert)
+        ]
         if prefetches and self.withdraw(key := min(prefetches, key=lambda job: job.priority).expert):
             return key
         for mover in self.movers:
-            least = mover.least_urgent()
+            least = mover.least_urgent(among)
             if least is not None and self.withdraw(least):
                 return least
         return None
 
-    def withdraw_to_host(self) -> int | None:
-        """Withdraw the least urgent move that stays on the host. None: all have begun."""
+    def withdraw_to_host(self, size_class: int) -> int | None:
+        """Withdraw the class's least urgent move that stays on the host. None: all have begun."""
         for key in sorted(self._to_host, key=lambda key: self._jobs[key].priority):
-            if self.withdraw(key):
+            if self.device.size_class(key) == size_class and self.withdraw(key):
                 return key
         return None
 
@@ -344,9 +359,9 @@ class Tiers:
         self._queue(self._upload, job)
 
     def _read_to_host(self, job: Job) -> bool:
-        """False: the host has no free slot now."""
+        """False: the host has no free slot for it now."""
         assert self.host is not None
-        if not self.host.free and not self._make_host_room(job.expert):
+        if not self.host.free_in(self.host.size_class(job.expert)) and not self._make_host_room(job.expert):
             return False
         job.target_slot = self.host.reserve(job.expert)
         self._queue(self._disk, job)
@@ -370,11 +385,15 @@ class Tiers:
     def _begin_waiting(self) -> None:
         """Begin the jobs that wait for a host slot, as far as slots are free or can be freed."""
         waiting = self._without_host_slot
-        while waiting:
-            job = min(waiting, key=_turn)
-            if not self._read_to_host(job):
-                break
-            waiting.remove(job)
+        if not waiting:
+            return
+        full: set[int] = set()  # size classes
+        while can_begin := [job for job in waiting if self.device.size_class(job.expert) not in full]:
+            job = min(can_begin, key=_turn)
+            if self._read_to_host(job):
+                waiting.remove(job)
+            else:
+                full.add(self.device.size_class(job.expert))
 
     def _unpin_host(self, job: Job) -> None:
         if job.source is Tier.HOST:

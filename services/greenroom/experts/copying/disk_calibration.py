@@ -209,7 +209,7 @@ class _Bench:
         largest = max(layout.nbytes for layout in layouts)
         self._pack = pack
         self._clock = clock
-        self._arena = Arena(1, largest, layouts)
+        self._arena = Arena([largest], layouts)
         self._catalogue = Catalogue(
             "calibration",
             experts_per_layer=[layer.experts for layer in pack.manifest.layers],

@@ -26,8 +26,8 @@ class Hardware(Protocol):
         """Whose memory the device tier is; None: the device tier is RAM."""
         ...
 
-    def arena(self, slots: int, slot_bytes: int, layouts: Sequence[RecordLayout]) -> Arena:
-        """The memory of a tier in RAM."""
+    def arena(self, slot_bytes: Sequence[int], layouts: Sequence[RecordLayout]) -> Arena:
+        """The memory of a tier in RAM, see ``Slots``."""
         ...
 
     def outbox(self) -> Outbox:
@@ -48,8 +48,8 @@ class RealHardware:
         self.reads = reads or ReadSettings()
         self.accelerator = accelerator
 
-    def arena(self, slots: int, slot_bytes: int, layouts: Sequence[RecordLayout]) -> Arena:
-        return Arena(slots, slot_bytes, layouts, self.accelerator)
+    def arena(self, slot_bytes: Sequence[int], layouts: Sequence[RecordLayout]) -> Arena:
+        return Arena(slot_bytes, layouts, self.accelerator)
 
     def outbox(self) -> Outbox:
         return Outbox()

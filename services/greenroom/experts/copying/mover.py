@@ -264,10 +264,10 @@ class Mover:
         with self._changed:
             return self._unqueue(expert)
 
-    def least_urgent(self) -> int | None:
-        """The queued prefetch to the device with the lowest priority."""
+    def least_urgent(self, among: Callable[[int], bool]) -> int | None:
+        """Of the queued prefetches to the device, ``among`` these experts, the one with the lowest priority."""
         with self._changed:
-            jobs = [job for job in self._prefetches.values() if job.bound is Tier.DEVICE]
+            jobs = [job for job in self._prefetches.values() if job.bound is Tier.DEVICE and among(job.expert)]
             return min(jobs, key=lambda job: job.priority).expert if jobs else None
 
     def close(self) -> None:

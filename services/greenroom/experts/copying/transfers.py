@@ -223,7 +223,7 @@ class Uploads(_Undivided):
 
     def move(self, job: Job, part: int) -> int:
         _hand_over(job, self._host.record(job.source_slot), self._device, self._outbox)
-        return self._host.slot_bytes
+        return self._host.slot_bytes[job.source_slot]
 
 
 class Copies(_Undivided):
@@ -242,7 +242,7 @@ class Copies(_Undivided):
 
     def move(self, job: Job, part: int) -> int:
         self._device.record(job.target_slot).copy_(self._host.record(job.source_slot))
-        return self._device.slot_bytes
+        return self._device.slot_bytes[job.target_slot]
 
     def finish(self, job: Job) -> None:
         self._device.contents[job.target_slot] = job.expert

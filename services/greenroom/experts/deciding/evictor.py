@@ -14,20 +14,21 @@ from greenroom.policies.base.expert_policy import ExpertPolicy
 
 
 class Evictor:
-    """Frees slots of the device tier and of the host tier, if there is one."""
+    """Frees slots of the device tier and of the host tier, if there is one, for incoming experts: by evicting others of
+    their size class.
+    """
 
-    def __init__(
-        self, policy: ExpertPolicy, device: Ledger, host: Ledger | None, slot_bytes: int, counters: Counters
-    ) -> None:
+    def __init__(self, policy: ExpertPolicy, device: Ledger, host: Ledger | None, counters: Counters) -> None:
         self._policy = policy
         self._device = device
         self._ledgers = {Tier.DEVICE: device} if host is None else {Tier.DEVICE: device, Tier.HOST: host}
-        self._slot_bytes = slot_bytes
         self._counters = counters
 
     def free_on_demand(self, slots: int, incoming: Sequence[int], running: Keys) -> None:
-        """Free up to ``slots`` device slots. An expert of the ``running`` layer is evicted only if no other can be."""
-        evictable = self._device.evictable()
+        """Free up to ``slots`` device slots for ``incoming`` experts of one layer. An expert of the ``running`` layer
+        is evicted only if no other can be.
+        """
+        evictable = self._device.evictable_in(self._device.size_class(incoming[0]))
         others = evictable.copy()
         others[running] = False
         if np.count_nonzero(others):
@@ -37,7 +38,8 @@ class Evictor:
             self.evict(Tier.DEVICE, self._victims(Tier.DEVICE, slots, evictable, Reason.ON_DEMAND, incoming))
 
     def free_one(self, tier: Tier, incoming: int, reason: Reason, evictable: Mask) -> bool:
-        """Free one slot for an expert that no layer waits for in this tier. False: the policy refuses.
+        """Free one slot for an expert that no layer waits for in this tier. False: the policy refuses. ``evictable``:
+        experts of its size class.
 
         On the host, experts that the device holds too are evicted first.
         """
@@ -50,7 +52,8 @@ class Evictor:
 
     def free_host_slot(self, incoming: int) -> bool:
         """Free one host slot for an expert bound for the device. False: none can be evicted."""
-        evictable = self._ledgers[Tier.HOST].evictable()
+        ledger = self._ledgers[Tier.HOST]
+        evictable = ledger.evictable_in(ledger.size_class(incoming))
         return bool(np.count_nonzero(evictable)) and self.free_one(Tier.HOST, incoming, Reason.ON_DEMAND, evictable)
 
     def evict(self, tier: Tier, keys: Keys) -> None:
@@ -64,12 +67,14 @@ class Evictor:
             self._policy.on_evicted(tier, keys)
 
     def _victims(self, tier: Tier, slots: int, evictable: Mask, reason: Reason, incoming: Sequence[int]) -> Keys:
+        ledger = self._ledgers[tier]
+        size_class = ledger.size_class(incoming[0])
         return self._policy.victims(
             VictimRequest(
                 tier=tier,
-                bytes_needed=slots * self._slot_bytes,
+                bytes_needed=slots * ledger.bytes_of(incoming[0]),
                 evictable=evictable,
-                resident=self._ledgers[tier].resident,
+                resident=ledger.in_class(ledger.resident, size_class),
                 reason=reason,
                 incoming=np.array(incoming, dtype=np.int64),
             )

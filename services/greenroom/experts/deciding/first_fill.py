@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
 from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
+
+import numpy as np
 
 from greenroom.core.units import MIB, format_bytes
 from greenroom.experts.bookkeeping.tiers import Tiers
@@ -28,8 +29,8 @@ _LEAST_QUEUED = 4
 
 
 class FillProgress(NamedTuple):
-    """The first fill of the device. ``left``: experts still to come; ``experts``, ``nbytes``: what it has brought;
-    ``seconds``: since it began, or what it took; ``failed``: experts that could not be read."""
+    """The first fill of the device. ``left``: experts still to come, at most; ``experts``, ``nbytes``: what it has
+    brought; ``seconds``: since it began, or what it took; ``failed``: experts that could not be read."""
 
     left: int = 0
     experts: int = 0
@@ -50,14 +51,15 @@ class FirstFill:
     """The device first, then the host. Each expert is tried once.
 
     On the device only slots are taken that are free, and they are given back to whoever asks for them, unless the
-    expert has begun to move. The host's may also be those of experts that the device holds too.
+    expert has begun to move. The host's may also be those of experts that the device holds too. An expert whose turn
+    comes while its size class has no slot for it is left out.
     """
 
     def __init__(self, tiers: Tiers, evictor: Evictor, hardware: Hardware) -> None:
         self._tiers = tiers
         self._evictor = evictor
         self._hardware = hardware
-        self._most = max(_LEAST_QUEUED, min(_QUEUED, _QUEUED_BYTES // tiers.slot_bytes))
+        self._most = max(_LEAST_QUEUED, min(_QUEUED, _QUEUED_BYTES // int(tiers.device.sizes.bytes_of.max())))
         self._device: deque[int] = deque()
         self._host: deque[int] = deque()
         self._began = 0.0
@@ -90,7 +92,9 @@ class FirstFill:
 
     def to_come(self) -> list[int]:
         """What the device's fill still brings, as far as slots are free."""
-        return [*self._tiers.filling, *itertools.islice(self._device, self._tiers.device.free)]
+        device = self._tiers.device
+        still = np.fromiter(self._device, dtype=np.int64, count=len(self._device))
+        return [*self._tiers.filling, *device.sizes.placed(still, device.free_places).tolist()]
 
     def queue(self) -> None:
         """Queue more, as the queue has room."""
@@ -109,16 +113,17 @@ class FirstFill:
             _, experts, nbytes, _, failed = self.progress
             left = len(self._tiers.filling) + min(len(self._device), self._tiers.device.free)
             seconds = self._hardware.now() - self._began
-            self.progress = FillProgress(left, experts + 1, nbytes + self._tiers.slot_bytes, seconds, failed)
+            own = self._tiers.device.bytes_of(transfer.expert)
+            self.progress = FillProgress(left, experts + 1, nbytes + own, seconds, failed)
 
     def settle(self) -> None:
         """All that has ended is told."""
         if self._running:
             self._end_if_over()
 
-    def give_back(self) -> bool:
-        """Free a slot of the device that waits to be filled. False: there is none."""
-        key = self._tiers.withdraw_fill()
+    def give_back(self, size_class: int) -> bool:
+        """Free a slot of the class on the device that waits to be filled. False: there is none."""
+        key = self._tiers.withdraw_fill(size_class)
         if key is None:
             return False
         self._device.appendleft(key)
@@ -142,21 +147,26 @@ class FirstFill:
             if not ledger.free:
                 break
             key = keys.popleft()
-            if ledger.absent[key] and not tiers.bound_for_host(key):
+            if ledger.absent[key] and ledger.free_in(ledger.size_class(key)) and not tiers.bound_for_host(key):
                 tiers.fetch(key, Reason.FILL)
         self._end_if_over()
 
     def _queue_host(self) -> None:
         ledger, tiers, keys = self._tiers.ledger(Tier.HOST), self._tiers, self._host
+        full: set[int] = set()  # size classes
         while keys and not (tiers.short_of_host_room or tiers.moving_to_host >= _QUEUED):
             key = keys.popleft()
-            if not (ledger.absent[key] and tiers.device.absent[key]):
+            size_class = ledger.size_class(key)
+            if size_class in full or not (ledger.absent[key] and tiers.device.absent[key]):
                 continue
-            if not ledger.free:
-                copies = ledger.evictable() & tiers.device.resident
+            if not ledger.free_in(size_class):
+                copies = ledger.evictable_in(size_class) & tiers.device.resident
                 if not (copies.any() and self._evictor.free_one(Tier.HOST, key, Reason.FILL, copies)):
-                    keys.clear()
-                    return
+                    full.add(size_class)
+                    if len(full) == ledger.sizes.classes:
+                        keys.clear()
+                        return
+                    continue
             tiers.fetch_to_host(key, Reason.FILL)
             ledger.prefetches.begin(key)
 

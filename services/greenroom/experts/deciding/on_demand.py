@@ -43,7 +43,8 @@ class OnDemandFetcher:
         self._failed: dict[int, str] = {}  # by expert, why
 
     def begin(self, keys: list[int], running: Keys, most: int | None = None) -> bool:
-        """Begin to fetch the missing ones of ``keys``, as many as slots can be freed for. True: some must wait.
+        """Begin to fetch the missing ones of ``keys``, experts of one layer, as many as slots can be freed for. True:
+        some must wait.
 
         ``running``: experts of the layer, which are evicted for each other last. ``most``: so many at most. Raises
         TransferFailed.
@@ -59,10 +60,11 @@ class OnDemandFetcher:
         if not absent:
             return False
         now = absent if most is None else absent[: max(0, most)]
-        self._prefetcher.free_device_slots(len(now))
-        if device.free < len(now):
-            self._evictor.free_on_demand(len(now) - device.free, now, running)
-        begun = now[: device.free]
+        size_class = device.size_class(absent[0])
+        self._prefetcher.free_device_slots(size_class, len(now))
+        if device.free_in(size_class) < len(now):
+            self._evictor.free_on_demand(len(now) - device.free_in(size_class), now, running)
+        begun = now[: device.free_in(size_class)]
         for key in begun:
             self._counters.running.on_demand_fetches += 1
             self._tiers.fetch(key, Reason.ON_DEMAND)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
@@ -69,17 +70,23 @@ class Prefetcher:
         for each in self._by_tier:
             each.failed.add(key)
 
-    def free_device_slots(self, slots: int) -> None:
-        """Take back queued experts, the least urgent first, until ``slots`` are free on the device or none is left."""
+    def free_device_slots(self, size_class: int, slots: int) -> None:
+        """Take back queued experts of the class, the least urgent first, until it has ``slots`` free on the device or
+        none is left.
+        """
         device = self._tiers.device
-        while device.free < slots and self._first_fill.give_back():
+        while device.free_in(size_class) < slots and self._first_fill.give_back(size_class):
             pass
-        while device.free < slots and (key := self._tiers.withdraw_prefetch()) is not None:
+        while device.free_in(size_class) < slots and (key := self._tiers.withdraw_prefetch(size_class)) is not None:
             device.prefetches.take_back(key)
 
-    def free_host_slot(self) -> bool:
-        """Take back the least urgent of the queued experts that stay on the host. False: there is none."""
-        if self._host is None or (key := self._tiers.withdraw_to_host()) is None:
+    def free_host_slot(self, incoming: int) -> bool:
+        """Take back the least urgent of the queued experts that stay on the host, in a slot that ``incoming`` may have.
+        False: there is none.
+        """
+        if self._host is None:
+            return False
+        if (key := self._tiers.withdraw_to_host(self._host.ledger.size_class(incoming))) is None:
             return False
         self._host.ledger.prefetches.take_back(key)
         return True
@@ -103,14 +110,22 @@ class _TierPrefetcher:
         self._evictor = evictor
         self._first_fill = first_fill
         self._queue_ahead = queue_ahead
+        self._classes = self.ledger.sizes.classes
         self.failed: set[int] = set()
         """Experts that could not be read since the target is what it is."""
         self._target: Target | None = None
         self._refused: Wants = (None, None)
+        self._refused_classes: set[int] = set()
+        """For whose experts the policy has refused to evict while it wanted the above."""
         self._satisfied: tuple[Wants, int] = (None, None), 0
 
     def pump(self, wants: Wants, *, freed: bool) -> None:
-        if wants == (None, None) or (wants == self._refused and not freed):
+        if wants == (None, None):
+            return
+        if wants != self._refused:
+            self._refused = wants
+            self._refused_classes.clear()
+        elif not freed and len(self._refused_classes) == self._classes:
             return
         prefetch, target = wants
         if target is not self._target:
@@ -127,11 +142,13 @@ class _TierPrefetcher:
             if not self._lacks_any(prefetch, target):
                 self._satisfied = wants, departures
                 return
-        refused = prefetch is not None and not self._fetch_prefetch(prefetch)
-        if not refused and target is not None:
-            refused = not self._fetch_target(target)
-        if refused:
-            self._refused = wants
+        refused = set() if freed else set(self._refused_classes)
+        if prefetch is not None:
+            evictable_in, priority = self.ledger.evictable_in, prefetch.priority
+            self._fetch(self._in_order(prefetch), Reason.PREFETCH, evictable_in, priority, refused)
+        if target is not None and len(refused) < self._classes:
+            self._fetch_target(target, refused)
+        self._refused_classes |= refused
 
     def reorder(self, prefetch: Prefetch | None, target: Target | None) -> None:
         unused = self.ledger.prefetches.unused
@@ -158,8 +175,9 @@ class _TierPrefetcher:
         wanted = np.flatnonzero(can_come & prefetch.wanted)
         soonest = wanted[np.argsort(-prefetch.priority[wanted], kind="stable")][:room]
         self._first_fill.give_way(soonest.tolist())
-        while self.ledger.free < len(soonest) and self._first_fill.give_back():
-            pass
+        for size_class, count in Counter(map(self.ledger.size_class, soonest.tolist())).items():
+            while self.ledger.free_in(size_class) < count and self._first_fill.give_back(size_class):
+                pass
 
     def _lacks_any(self, prefetch: Prefetch | None, target: Target | None) -> bool:
         return (prefetch is not None and bool(np.count_nonzero(prefetch.wanted & self._absent()))) or (
@@ -172,53 +190,68 @@ class _TierPrefetcher:
             missing[list(self.failed)] = False
         return missing
 
-    def _fetch_prefetch(self, prefetch: Prefetch) -> bool:
-        """As ``_fetch``."""
-        return self._fetch(self._in_order(prefetch), Reason.PREFETCH, self.ledger.evictable, prefetch.priority)
-
-    def _fetch_target(self, target: Target) -> bool:
+    def _fetch_target(self, target: Target, refused: set[int]) -> None:
         """As ``_fetch``."""
         if target.drop_others:
             self._evictor.evict(self.tier, np.flatnonzero(self.ledger.evictable() & ~target.wanted))
         keys = np.flatnonzero(self._missing(target))
-        return self._fetch(keys, Reason.TARGET, lambda: self._evictable_for(target), None)
+        self._fetch(keys, Reason.TARGET, lambda size_class: self._evictable_for(target, size_class), None, refused)
 
-    def _fetch(self, keys: Keys, reason: Reason, evictable_now: Callable[[], Mask], priority: Scores | None) -> bool:
-        """Queue these, as the queue has room and slots are free or can be freed. False: the policy refuses to evict."""
+    def _fetch(
+        self,
+        keys: Keys,
+        reason: Reason,
+        evictable_in: Callable[[int], Mask],
+        priority: Scores | None,
+        refused: set[int],
+    ) -> None:
+        """Queue these, as the queue has room and slots are free or can be freed. ``refused``: size classes for whose
+        experts the policy refuses to evict; others that it refuses are added.
+        """
+        ledger = self.ledger
+        full = set(refused)
         for key in keys.tolist():
-            if self._full(self._queue_ahead):
-                return True
-            if not self.ledger.free and not (self.tier is Tier.DEVICE and self._first_fill.give_back()):
-                evictable = evictable_now()
+            if self._full(self._queue_ahead) or len(full) == self._classes:
+                return
+            size_class = ledger.size_class(key)
+            if size_class in full:
+                continue
+            if not ledger.free_in(size_class) and not (
+                self.tier is Tier.DEVICE and self._first_fill.give_back(size_class)
+            ):
+                evictable = evictable_in(size_class)
                 if not np.count_nonzero(evictable):
-                    return True
+                    full.add(size_class)
+                    continue
                 if not self._evictor.free_one(self.tier, key, reason, evictable):
-                    return False
+                    full.add(size_class)
+                    refused.add(size_class)
+                    continue
             self._queue(key, reason, 0.0 if priority is None else float(priority[key]))
-        return True
 
     def _in_order(self, prefetch: Prefetch) -> Keys:
         """The experts to fetch, the most urgent first. Those that may not evict come only as far as slots are free."""
-        free = self.ledger.free
+        ledger, may_evict = self.ledger, prefetch.may_evict
         absent = self._absent()
-        if not free and prefetch.may_evict is not None:
-            absent = absent & prefetch.may_evict
+        if not ledger.free and may_evict is not None:
+            absent = absent & may_evict
         wanted = np.flatnonzero(absent & prefetch.wanted)
         wanted = wanted[np.argsort(-prefetch.priority[wanted], kind="stable")]
-        if not free or prefetch.may_evict is None:
+        if not ledger.free or may_evict is None:
             return wanted
-        later = wanted[free:]
-        return np.concatenate((wanted[:free], later[prefetch.may_evict[later]]))
+        come = may_evict.copy()
+        come[ledger.sizes.placed(wanted, ledger.free_places)] = True
+        return wanted[come[wanted]]
 
     def _absent(self) -> Mask:
         """``[experts]``: can be fetched. Not to be written to."""
         return self.ledger.absent if self.tier is Tier.DEVICE else self.ledger.absent & self._device.absent
 
-    def _evictable_for(self, target: Target) -> Mask:
-        """``[experts]``: may be evicted for a member of the target. A member itself may be only where the device holds
-        it too, and only from the host.
+    def _evictable_for(self, target: Target, size_class: int) -> Mask:
+        """``[experts]``: of the class, may be evicted for a member of the target. A member itself may be only where the
+        device holds it too, and only from the host.
         """
-        evictable = self.ledger.evictable()
+        evictable = self.ledger.evictable_in(size_class)
         others = evictable & ~target.wanted
         return others if self.tier is Tier.DEVICE or np.count_nonzero(others) else evictable & self._device.resident
 

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from greenroom.policies.base.array_types import Counts, Mask
 from greenroom.policies.base.expert_keys import Catalogue
+from greenroom.policies.base.slot_sizes import SlotSizes
 
 Shares = NDArray[np.float64]
 """``[N]``: each expert's share of its layer's tokens. A layer's shares sum to 1, or to 0 where nothing is known."""
@@ -35,18 +36,20 @@ class Allocation:
 
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue
+        self.sizes = SlotSizes(catalogue)
+        """Whose size classes the places are of."""
         self._layer_of = catalogue.layer_of.astype(np.int16)  # whose stable sort is linear
         self._place: Counts = np.arange(catalogue.size) - catalogue.first[catalogue.layer_of]
         self._of_its_k: Mask = self._place < catalogue.top_k[catalogue.layer_of]
 
     def choose(
-        self, tokens: NDArray[np.float64], budget_bytes: int, *, here: Mask, popularity: NDArray[np.float64]
+        self, tokens: NDArray[np.float64], places: Counts, *, here: Mask, popularity: NDArray[np.float64]
     ) -> Mask:
-        """``[N]``: which experts are to be in the tier, never more than its budget holds.
+        """``[N]``: which experts are to be in the tier, never more of a size class than it has places.
 
-        ``tokens[N]``: how many each expects. Among equals an expert that is ``here`` goes first, then the one of higher
-        ``popularity``, from 0 to 1, then the lower key. Where the budget does not hold k of every layer, those of these
-        with the most tokens are chosen.
+        ``tokens[N]``: how many each expects. ``places[classes]``: see SlotSizes. Among equals an expert that is
+        ``here`` goes first, then the one of higher ``popularity``, from 0 to 1, then the lower key. Where a class has
+        fewer places than k of each of its layers, those of these with the most tokens are chosen.
         """
         catalogue = self._catalogue
         expects = tokens > 0
@@ -58,15 +61,6 @@ class Allocation:
         speaks = np.add.reduceat(expects.astype(np.int64), catalogue.first[:-1]) > 0
         least &= speaks[catalogue.layer_of] | here
         chosen: Mask = np.zeros(catalogue.size, dtype=np.bool_)
-        first = order[least[order]]
-        left = budget_bytes - self._take(chosen, first, budget_bytes)
-        if len(first) == np.count_nonzero(chosen):
-            self._take(chosen, order[(expects & ~least)[order]], left)
+        ranked = np.concatenate((order[least[order]], order[(expects & ~least)[order]]))
+        chosen[self.sizes.placed(ranked, places)] = True
         return chosen
-
-    def _take(self, chosen: Mask, keys: NDArray[np.int64], budget_bytes: int) -> int:
-        """Choose as many of ``keys`` as fit, in their order. Returns their bytes."""
-        ends = np.cumsum(self._catalogue.bytes_of[keys])
-        count = int(np.searchsorted(ends, budget_bytes, side="right"))
-        chosen[keys[:count]] = True
-        return int(ends[count - 1]) if count else 0

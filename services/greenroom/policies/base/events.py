@@ -224,7 +224,8 @@ class VictimRequest:
     """Room is needed in a tier.
 
     ``bytes_needed``: what the victims must free at least. ``evictable[N]``: experts that may go. Pinned experts, those
-    in flight, and those that the running layer still needs may not. ``resident[N]``: experts in the tier.
+    in flight, and those that the running layer still needs may not. ``resident[N]``: experts in the tier. Both without
+    experts whose slots are of another size.
     ``incoming``: experts that the room is for, the most urgent first (none when a budget shrinks).
     """
 

@@ -24,9 +24,9 @@ def lowest(catalogue: Catalogue, request: VictimRequest, worth: Worth, tie: Wort
     if request.bytes_needed <= 0:
         return NO_KEYS
     candidates = request.evictable.nonzero()[0]
-    size = catalogue.record_bytes
+    size = catalogue.record_bytes or _size_of_each(catalogue.bytes_of[candidates])
     if size is None:
-        return _just_enough(catalogue.bytes_of, request.bytes_needed, _ranked(candidates, worth, tie))
+        return just_enough(catalogue.bytes_of, request.bytes_needed, _ranked(candidates, worth, tie))
     count = -(-request.bytes_needed // size)
     if count > len(candidates):
         return NO_KEYS
@@ -44,13 +44,21 @@ def lowest(catalogue: Catalogue, request: VictimRequest, worth: Worth, tie: Wort
     return _ranked(candidates, worth, tie)[:count]
 
 
+def _size_of_each(sizes: Counts) -> int | None:
+    """None where they differ, and where there are none."""
+    return int(sizes[0]) if len(sizes) and bool((sizes == sizes[0]).all()) else None
+
+
 def _ranked(candidates: Keys, worth: Worth, tie: Worth | None) -> Keys:
     if tie is None:
         return candidates[np.argsort(worth[candidates], kind="stable")]
     return candidates[np.lexsort((tie[candidates], worth[candidates]))]
 
 
-def _just_enough(bytes_of: Counts, bytes_needed: int, ranked: Keys) -> Keys:
+def just_enough(bytes_of: Counts, bytes_needed: int, ranked: Keys) -> Keys:
+    """The first of ``ranked`` that free ``bytes_needed``, without those that the others do not need, the last first.
+    Empty where all together do not free enough.
+    """
     freed = np.cumsum(bytes_of[ranked])
     count = int(np.searchsorted(freed, bytes_needed)) + 1
     if count > len(ranked):

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from greenroom.core.model_profile import ModelProfile
 from greenroom.policies.base.allocation import Allocation, Shares
-from greenroom.policies.base.array_types import Mask
+from greenroom.policies.base.array_types import Counts, Mask
 from greenroom.policies.base.events import SequenceInfo
 
 _MOST_TASKS = 64
@@ -70,7 +70,7 @@ class Outlook:
     """A policy's state at one moment. It no longer changes, so other threads may read it.
 
     ``weights``: tokens of the requests that are here, by task; ``one_more``: of one more request. ``wanted[N]``:
-    experts of the target, resident or on their way.
+    experts of the target, resident or on their way. ``places[classes]``: of the device.
     """
 
     weights: Mapping[str, float]
@@ -79,7 +79,7 @@ class Outlook:
     here: Mask
     wanted: Mask
     popularity: Shares
-    budget: int
+    places: Counts
 
     def loads(self, allocation: Allocation) -> dict[str, int]:
         """By task: how many experts another request of it would bring to the device."""
@@ -88,5 +88,5 @@ class Outlook:
     def _loaded_for(self, task: str, allocation: Allocation) -> int:
         weights = {**self.weights, task: self.weights.get(task, 0.0) + self.one_more[task]}
         tokens = expected_tokens(weights, self.shares)
-        chosen = allocation.choose(tokens, self.budget, here=self.here, popularity=self.popularity)
+        chosen = allocation.choose(tokens, self.places, here=self.here, popularity=self.popularity)
         return int(np.count_nonzero(chosen & ~self.here & ~self.wanted))

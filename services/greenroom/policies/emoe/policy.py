@@ -29,7 +29,7 @@ from greenroom.policies.base.expert_policy import Target
 from greenroom.policies.base.fidelity import FIDELITIES
 from greenroom.policies.base.ranking import RankingPolicy
 from greenroom.policies.base.task_shares import SENSITIVITIES, TaskShares
-from greenroom.policies.base.victim_selection import Worth, lowest
+from greenroom.policies.base.victim_selection import Worth, just_enough, lowest
 from greenroom.policies.emoe.demand import Outlook, Prompts, expected_tokens
 from greenroom.policies.emoe.popularity import POPULARITY
 from greenroom.policies.prefetching.prefetching_policy import RETENTIONS
@@ -85,7 +85,7 @@ class Emoe(RankingPolicy):
         self._spares_layers = fidelity != "exact"
         if self._retention is None and profile is not None:
             self.hooks = self.hooks - {"on_layer_routed"}
-        self._budget = 0
+        self._places = self._allocation.sizes.places(0)
         self._here: Mask = np.zeros(catalogue.size, dtype=np.bool_)
         self._sequences: dict[int, SequenceInfo] = {}
         self._new: set[int] = set()
@@ -118,8 +118,10 @@ class Emoe(RankingPolicy):
             self._due = True
 
     def on_budget_changed(self, tier: Tier, budget_bytes: int) -> None:
-        if tier is Tier.DEVICE and budget_bytes != self._budget:
-            self._budget = budget_bytes
+        sizes = self._allocation.sizes
+        places = sizes.places(sizes.within(budget_bytes))
+        if tier is Tier.DEVICE and not np.array_equal(places, self._places):
+            self._places = places
             self._due = True
             if self._profile is not None and self.target is None:
                 self._decide()
@@ -173,30 +175,30 @@ class Emoe(RankingPolicy):
             return lowest(self.catalogue, request, worth, tie)
         span = 1.0 + worth.max() - worth.min()
         worth = worth + 2 * span * self._wanted
-        size = self.catalogue.record_bytes
-        if not self._spares_layers or size is None or request.bytes_needed <= 0:
+        if not self._spares_layers or request.bytes_needed <= 0:
             return lowest(self.catalogue, request, worth, tie)
-        return self._sparing_layers(request, size, worth, span, tie)
+        return self._sparing_layers(request, worth, span, tie)
 
-    def _sparing_layers(self, request: VictimRequest, size: int, worth: Worth, span: float, tie: Worth | None) -> Keys:
+    def _sparing_layers(self, request: VictimRequest, worth: Worth, span: float, tie: Worth | None) -> Keys:
         """As ``lowest``, but the last k of a layer leave only where there are no others: rows can be confined to them.
 
         In ``worth`` wanted experts are at least ``span`` above the others.
         """
         catalogue = self.catalogue
-        count = -(-request.bytes_needed // size)
-        if count > np.count_nonzero(request.evictable):
+        bytes_of, needed = catalogue.bytes_of, request.bytes_needed
+        if needed > int(bytes_of[request.evictable].sum()):
             return NO_KEYS
-        evictable, victims = request.evictable.copy(), np.empty(count, dtype=np.int64)
+        evictable, ranked = request.evictable.copy(), list[int]()
         held = np.add.reduceat(request.resident.astype(np.int64), catalogue.first[:-1])
-        for place in range(count):
+        while needed > 0:
             last = (held <= catalogue.top_k)[catalogue.layer_of] & ~self._wanted
-            single = replace(request, bytes_needed=size, evictable=evictable)
-            victim = lowest(catalogue, single, worth + span * last, tie)[0]
+            single = replace(request, bytes_needed=1, evictable=evictable)
+            victim = int(lowest(catalogue, single, worth + span * last, tie)[0])
             evictable[victim] = False
             held[catalogue.layer_of[victim]] -= 1
-            victims[place] = victim
-        return victims
+            ranked.append(victim)
+            needed -= int(bytes_of[victim])
+        return just_enough(bytes_of, request.bytes_needed, np.array(ranked, dtype=np.int64))
 
     def loads_by_task(self) -> Mapping[str, int]:
         """As of the last step's start, or the last request's end."""
@@ -215,7 +217,7 @@ class Emoe(RankingPolicy):
         if shares:
             self._tokens = expected_tokens(weights, shares)
             popularity = self._shares.popularity
-            self._want(self._allocation.choose(self._tokens, self._budget, here=self._here, popularity=popularity))
+            self._want(self._allocation.choose(self._tokens, self._places, here=self._here, popularity=popularity))
         tasks = dict.fromkeys((*weights, *self._shares.tasks))
         self._reported = {task: of for task in [*tasks][:_MOST_REPORTED] if (of := self._shares.of(task)) is not None}
         self._outdated = True
@@ -247,5 +249,5 @@ class Emoe(RankingPolicy):
                 here=self._here.copy(),
                 wanted=self._wanted,
                 popularity=self._shares.popularity,
-                budget=self._budget,
+                places=self._places,
             )

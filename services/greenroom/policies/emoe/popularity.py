@@ -14,6 +14,7 @@ from greenroom.policies.base.events import LayerRouting, Prediction, SequenceEnd
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import Target
 from greenroom.policies.base.ranking import RankingPolicy
+from greenroom.policies.base.slot_sizes import SlotSizes
 from greenroom.policies.base.victim_selection import Worth
 from greenroom.policies.prefetching.prefetching_policy import RETENTIONS
 
@@ -44,6 +45,7 @@ class Popularity(RankingPolicy):
         super().__init__(catalogue)
         self.retention: RankingPolicy = RETENTIONS[retention](catalogue)
         self._share = share
+        self._sizes = SlotSizes(catalogue)
         self._budget = 0
         self._forecasts: dict[str, NDArray[np.float64]] = {}
         self._tokens: dict[int, tuple[str, int]] = {}
@@ -113,9 +115,9 @@ class Popularity(RankingPolicy):
         before = self.target
         ranked = worth if before is None else np.where(before.wanted, _STAYS * worth, worth)
         order: Keys = np.argsort(-ranked, kind="stable")
-        fitting = np.cumsum(self.catalogue.bytes_of[order]) <= self._share * self._budget
+        places = self._sizes.places(self._sizes.within(int(self._share * self._budget)))
         wanted: Mask = np.zeros(len(worth), dtype=np.bool_)
-        wanted[order[fitting]] = True
+        wanted[self._sizes.placed(order, places)] = True
         wanted &= worth > 0
         if not wanted.any() and before is None:
             return None

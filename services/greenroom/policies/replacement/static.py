@@ -50,7 +50,6 @@ class Static(RankingPolicy):
         if sensitivity not in SENSITIVITIES:
             raise UnknownName("sensitivity", sensitivity, SENSITIVITIES)
         super().__init__(catalogue)
-        whole = int(catalogue.bytes_of.sum())
         if share is not None:
             self._worth: Shares = 1.0 - np.random.default_rng(seed).random(catalogue.size)
         elif profile is not None:
@@ -58,19 +57,20 @@ class Static(RankingPolicy):
             self._worth = popularity_of(catalogue, profile) * (1.0 if graded is None else graded)
         else:
             self._worth = (1.0 / (1.0 + catalogue.index_of)).astype(np.float64)
-        self._most = whole if share is None else round(share * whole)
-        spare = 0 if fidelity == "paper" else int((catalogue.top_k * catalogue.bytes_of[catalogue.first[:-1]]).max())
-        self._spare = spare
-        self._whole = whole
+        self._allocation = Allocation(catalogue)
+        sizes = self._allocation.sizes
+        self._most = sizes.places(sizes.experts if share is None else sizes.within(round(share * sizes.all_bytes)))
+        self._spare = 0 * sizes.picked if fidelity == "paper" else sizes.picked
 
     def on_budget_changed(self, tier: Tier, budget_bytes: int) -> None:
         if tier is not Tier.DEVICE:
             return
-        room = budget_bytes if budget_bytes >= self._whole else budget_bytes - self._spare
+        sizes = self._allocation.sizes
+        slots = sizes.within(budget_bytes)
+        room = sizes.places(slots) if slots == sizes.experts else sizes.places(slots) - self._spare
         none = np.zeros(self.catalogue.size, dtype=np.bool_)
-        wanted = Allocation(self.catalogue).choose(
-            self._worth, max(0, min(room, self._most)), here=none, popularity=self._worth
-        )
+        places = np.maximum(0, np.minimum(room, self._most))
+        wanted = self._allocation.choose(self._worth, places, here=none, popularity=self._worth)
         if self.target is None or not np.array_equal(wanted, self.target.wanted):
             self.target = Target(0 if self.target is None else self.target.generation + 1, wanted)
 

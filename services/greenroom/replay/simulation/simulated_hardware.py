@@ -10,7 +10,7 @@ import heapq
 import itertools
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -87,8 +87,8 @@ class SimulatedHardware:
     accelerator: None = None
     _movers: list[SimulatedMover] = field(default_factory=list)
 
-    def arena(self, slots: int, slot_bytes: int, layouts: Sequence[RecordLayout]) -> Arena:
-        return SimulatedArena(slots, slot_bytes)
+    def arena(self, slot_bytes: Sequence[int], layouts: Sequence[RecordLayout]) -> Arena:
+        return SimulatedArena(slot_bytes)
 
     def outbox(self) -> Outbox:
         return SimulatedOutbox(self.clock, self._movers)
@@ -123,13 +123,13 @@ class SimulatedHardware:
 class SimulatedArena(Arena):
     """Slots without memory: one buffer stands for all, and is never written to."""
 
-    def __init__(self, slots: int, slot_bytes: int) -> None:
-        self.slots = slots
+    def __init__(self, slot_bytes: Sequence[int]) -> None:
+        self.slots = len(slot_bytes)
         self.slot_bytes = slot_bytes
-        self.contents = np.full(slots, NOTHING, dtype=np.int64)
+        self.contents = np.full(self.slots, NOTHING, dtype=np.int64)
         self._unlock = None
         self._fresh = None
-        self._region = page_aligned(slot_bytes)
+        self._region = page_aligned(max(slot_bytes))
         self._nothing = torch.empty(0, dtype=torch.uint8)
 
     def take_pages(self, slots: int) -> None:
@@ -244,9 +244,9 @@ class SimulatedMover(Mover):
         self._changed_order = True
         return super().withdraw(expert)
 
-    def least_urgent(self) -> int | None:
+    def least_urgent(self, among: Callable[[int], bool]) -> int | None:
         self.settle()
-        return super().least_urgent()
+        return super().least_urgent(among)
 
     def moved(self) -> MovedBytes:
         self.settle()

@@ -139,16 +139,18 @@ class TimedResult:
 class SimulatedStore:
     """A lowest tier of the traced model's shapes that reads nothing."""
 
-    def __init__(self, trace: RoutingTrace, expert_bytes: int) -> None:
-        layout = RecordLayout((), align(expert_bytes, PAGE_BYTES))
-        top_k = [trace.experts.shape[2]] * trace.layers if trace.top_k is None else trace.top_k.tolist()
+    def __init__(self, trace: RoutingTrace, expert_bytes: int | None) -> None:
+        catalogue = trace.catalogue(expert_bytes=expert_bytes)
+        sizes = catalogue.bytes_of[catalogue.first[:-1]].tolist()
         self.manifest = PackManifest(
             trace.model or "trace",
             "trace",
             "trace",
             tuple(
-                PackLayer(f"{layer}", experts, k, layout)
-                for layer, (experts, k) in enumerate(zip(trace.experts_per_layer.tolist(), top_k, strict=True))
+                PackLayer(f"{layer}", experts, k, RecordLayout((), align(size, PAGE_BYTES)))
+                for layer, (experts, k, size) in enumerate(
+                    zip(catalogue.experts_per_layer.tolist(), catalogue.top_k.tolist(), sizes, strict=True)
+                )
             ),
         )
 
@@ -182,14 +184,15 @@ def no_paths(policy: ExpertPolicy, trace: RoutingTrace) -> TokenPaths | None:
 class TimedReplay:
     """What compared policies have in common: the model's shape, the machine, the budgets.
 
-    ``recall``: that of predictions (None: requests for predictions get no answer). ``graded``: they are chances
-    (``GradedPredictions``), not names. ``seed``: of their mistakes. ``predictors``: what the engine runs beside the
-    policy's own, made anew for each policy; they take no time. ``paths``: what foretells each step's rows from their
-    tokens, which takes no time either. It is asked only where tokens were recorded.
+    ``expert_bytes``: of every expert; None: what was recorded for each layer. ``recall``: that of predictions (None:
+    requests for predictions get no answer). ``graded``: they are chances (``GradedPredictions``), not names. ``seed``:
+    of their mistakes. ``predictors``: what the engine runs beside the policy's own, made anew for each policy; they
+    take no time. ``paths``: what foretells each step's rows from their tokens, which takes no time either. It is asked
+    only where tokens were recorded.
     """
 
     trace: RoutingTrace
-    expert_bytes: int
+    expert_bytes: int | None
     disk: LinkProfile
     compute: ComputeProfile
     upload: LinkProfile | None = None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from greenroom.core.units import MIB, format_bytes
+from greenroom.core.units import MIB
 from greenroom.policies.base.events import ROUTER
 from greenroom.policies.registry import EXPERT_POLICIES
 from greenroom.replay.sweeps.sweep import Cell, PolicySpec, Sweep
@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 
 def tables(sweep: Sweep, cells: Sequence[Cell], expert_bytes: int | None) -> str:
-    """One table a measure: a row for each policy, a column for each budget, a block for each concurrency."""
+    """One table a measure: a row for each policy, a column for each budget, a block for each concurrency.
+
+    ``expert_bytes``: of one expert in the mean.
+    """
     wanted = [_table("hit rate, %", sweep, cells, lambda cell: f"{100 * cell.cache.hit_rate:.1f}")]
     if expert_bytes is not None and sweep.timed is None:
         wanted.append(
@@ -63,12 +66,12 @@ def _by_phase(sweep: Sweep, cells: Sequence[Cell]) -> list[str]:
     ] + ["prompts: steps with prompt rows, which rows of answers may share; answers: all other steps"]
 
 
-def heading(name: str, sweep: Sweep, expert_bytes: int | None) -> str:
-    """What was replayed, on what."""
+def heading(name: str, sweep: Sweep, sizes: str | None) -> str:
+    """What was replayed, on what. ``sizes``: of the experts."""
     trace = sweep.trace
     rows = trace.tokens if sweep.tokens is None else min(sweep.tokens, trace.tokens)
     widths, top_k = trace.experts_per_layer, trace.catalogue().top_k
-    size = "" if expert_bytes is None else f" of {format_bytes(expert_bytes)}"
+    size = "" if sizes is None else f" of {sizes}"
     lines = [
         f"{name}: {rows:,} of {trace.tokens:,} tokens; {trace.layers} layers × {_range(widths)} experts{size}, "
         f"top-{_range(top_k)}; one cache for all layers, empty at the start"

@@ -11,6 +11,7 @@ from greenroom.core.units import parse_bytes
 from greenroom.policies.base.events import Artifact
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy
+from greenroom.policies.base.slot_sizes import SlotSizes
 from greenroom.policies.registry import EXPERT_POLICIES, GRAPH_POLICIES, create_policy, spelt
 from greenroom.policies.replacement.belady import Belady, Future
 from greenroom.replay.hit_rates import ReplayResult, optimum, replay
@@ -75,22 +76,23 @@ Place = tuple[int | None, PolicySpec, int]
 """At once, policy, slots."""
 
 
-def slots_of(text: str, catalogue: Catalogue, expert_bytes: int | None, *, field: str = "budget") -> int:
+def slots_of(text: str, sizes: SlotSizes, *, sized: bool, field: str = "budget") -> int:
     """A budget as a number of experts: ``96``, a share such as ``25%``, or bytes such as ``2GiB``.
 
-    Raises InvalidConfig, naming ``field``: for bytes, too, where the size of an expert is not known.
+    ``sized``: whether ``sizes`` are those of the model. Raises InvalidConfig, naming ``field``: for bytes, too, where
+    they are not.
     """
     if text.strip().isdigit():
         slots = int(text)
     elif text.strip().endswith("%"):
-        slots = parse_bytes(text, field=field, whole=catalogue.size)
-    elif expert_bytes is None:
+        slots = parse_bytes(text, field=field, whole=sizes.experts)
+    elif not sized:
         raise InvalidConfig(field, text, "a number of experts or a share, as the size of an expert is not known")
     else:
-        slots = parse_bytes(text, field=field) // expert_bytes
-    least = int(catalogue.top_k.max())
-    if not least <= slots <= catalogue.size:
-        raise InvalidConfig(field, text, f"from {least} experts, which a row picks in a layer, to all {catalogue.size}")
+        slots = parse_bytes(text, field=field)
+        slots = sizes.within(slots) if slots <= sizes.all_bytes else sizes.experts + 1
+    if not sizes.least <= slots <= sizes.experts:
+        raise InvalidConfig(field, text, f"from {sizes.least} experts ({sizes.say_least()}) to all {sizes.experts}")
     return slots
 
 
@@ -109,7 +111,10 @@ class Cell:
     timed: TimedResult | None = None
 
     def record(self, experts: int, expert_bytes: int | None) -> dict[str, Any]:
-        """All figures, flat, for JSON: those of steps with prompt rows as ``prefill_…``, of the others ``decode_…``."""
+        """All figures, flat, for JSON: those of steps with prompt rows as ``prefill_…``, of the others ``decode_…``.
+
+        ``expert_bytes``: of one in the mean, which ``bytes_missed`` counts.
+        """
         missed = None if expert_bytes is None else self.cache.misses * expert_bytes
         record: dict[str, Any] = {
             "policy": self.policy,
@@ -135,7 +140,8 @@ class Sweep:
     """Every policy under every budget (``slots``) at every concurrency (None: as recorded) on up to ``tokens`` rows.
 
     With ``timed`` the engine runs on simulated links, else only hits are counted. ``belady``: add the optimum, in place
-    of the policy of that name. ``artifacts``: given to every policy before it begins (an EAMC).
+    of the policy of that name. ``artifacts``: given to every policy before it begins (an EAMC). ``expert_bytes``: as of
+    ``RoutingTrace.catalogue``.
     """
 
     trace: RoutingTrace
@@ -146,12 +152,17 @@ class Sweep:
     timed: TimedReplay | None = None
     belady: bool = True
     artifacts: tuple[Artifact, ...] = ()
+    expert_bytes: int | None = 1
 
     def __post_init__(self) -> None:
         if None in self.concurrency and self.trace.step is None:
             raise TraceError("this trace does not say which rows ran together, so it can not be replayed as recorded")
         for spec in self.policies:
-            spec.create(self.trace.catalogue(), lambda: iter(()))
+            spec.create(self.catalogue, lambda: iter(()))
+
+    @property
+    def catalogue(self) -> Catalogue:
+        return self.trace.catalogue(expert_bytes=self.expert_bytes)
 
     @property
     def rows(self) -> int:
@@ -187,14 +198,16 @@ class Sweep:
             policy = self._policy(self.timed.catalogue(), place, go_on)
             timed = self.timed.run(policy, self._steps(place, go_on), slots, artifacts=self.artifacts)
         if self.belady and spec == OPTIMUM:
-            counted = optimum(self.trace.catalogue(), self._steps(place, go_on), slots)
+            counted = optimum(self.catalogue, self._steps(place, go_on), slots)
         elif timed is not None:
             counted = timed.cache
         else:
-            policy = self._policy(self.trace.catalogue(), place, go_on)
+            catalogue = self.catalogue
+            policy = self._policy(catalogue, place, go_on)
             for artifact in self.artifacts:
                 policy.on_artifact_swapped(artifact)
-            counted = replay(policy, self._steps(place, go_on), slots, tasks=self.trace.task)
+            budget = SlotSizes(catalogue).nbytes(slots)
+            counted = replay(policy, self._steps(place, go_on), budget, tasks=self.trace.task)
         return Cell(spec.label, slots, concurrent, self.rows, counted, timed)
 
     def _policy(self, catalogue: Catalogue, place: Place, go_on: Callable[[], object]) -> ExpertPolicy:

@@ -88,19 +88,18 @@ class RoutingTrace:
         return value if value >= int(self.experts_per_layer.max()) else None
 
     def catalogue(self, *, expert_bytes: int | None = 1) -> Catalogue:
-        """The experts of the traced model. A size of 1 makes every budget a number of slots. None takes the largest
-        recorded size for all experts, as slots do. Raises TraceError where no size was recorded.
+        """The experts of the traced model. A size of 1 makes every budget a number of slots. None takes the recorded
+        sizes. Raises TraceError where none were recorded.
         """
-        if expert_bytes is None:
-            if self.expert_bytes is None:
-                raise TraceError("this trace does not say how large an expert is")
-            expert_bytes = int(np.max(self.expert_bytes))
+        sizes = self.expert_bytes if expert_bytes is None else expert_bytes
+        if sizes is None:
+            raise TraceError("this trace does not say how large an expert is")
         k = int(self.experts.shape[2])
         return Catalogue(
             "replay",
             experts_per_layer=self.experts_per_layer.tolist(),
             top_k=[k] * self.layers if self.top_k is None else self.top_k.tolist(),
-            expert_bytes=[expert_bytes] * self.layers,
+            expert_bytes=np.broadcast_to(sizes, self.layers).tolist(),
             decoder_start=self.decoder_start,
         )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from greenroom.core.errors import UnsupportedModel
 from greenroom.experts.pack.layout import PLAIN
@@ -14,6 +15,8 @@ from greenroom.moe.loading.checkpoint import Checkpoint
 from greenroom.moe.loading.conversion import ExpertPlan
 from greenroom.moe.loading.kept_format import keeps_dense, kept_format
 from greenroom.moe.loading.packing import resolve_dtype
+from greenroom.policies.base.expert_keys import Catalogue
+from greenroom.policies.base.slot_sizes import SlotSizes
 
 RUNTIME_BYTES = 700 * 1024**2
 """What Python, torch and transformers occupy before a model is loaded, roughly."""
@@ -23,8 +26,10 @@ RUNTIME_BYTES = 700 * 1024**2
 class Summary:
     """Sizes in bytes. ``refused``: why the batch loop does not serve the model, None where it does. ``checked``: the
     headers of the weights were compared with the configuration; False where there are no weights here.
-    ``expert_format``: how the experts lie in memory, "plain" being numbers of ``dtype``. ``dense_formats``: of linear
-    layers outside them that stay as they are stored, as far as there are headers of weights to say so."""
+    ``slots``: how memory for experts is cut. ``expert_format``: how the experts lie in memory, "plain" being numbers of
+    ``dtype``. ``dense_formats``: of linear layers outside them that stay as they are stored, as far as there are
+    headers of weights to say so.
+    """
 
     name: str
     model_type: str
@@ -32,8 +37,7 @@ class Summary:
     moe_layers: int
     experts_per_layer: int
     top_k: int
-    experts: int
-    expert_bytes: int
+    slots: SlotSizes
     dense_bytes: int
     kv_bytes_per_token: int | None
     max_model_len: int
@@ -43,21 +47,32 @@ class Summary:
     dense_formats: tuple[str, ...] = ()
 
     @property
-    def all_experts_bytes(self) -> int:
-        return self.experts * self.expert_bytes
+    def experts(self) -> int:
+        return self.slots.experts
+
+    @property
+    def expert_bytes(self) -> int:
+        """Of one expert in the mean."""
+        return self.slots.all_bytes // self.slots.experts
 
     @property
     def least_bytes(self) -> int:
-        return self.dense_bytes + self.top_k * self.expert_bytes
+        return self.dense_bytes + self.slots.nbytes(self.slots.least)
 
     def fits(self, available: int) -> str:
         """How many experts ``available`` bytes hold beside the dense weights and one request at full length."""
         kv = (self.kv_bytes_per_token or 0) * self.max_model_len
         room = available - RUNTIME_BYTES - self.dense_bytes - kv
-        slots = min(self.experts, max(0, room) // self.expert_bytes)
-        if slots < self.top_k:
+        slots = self.slots.within(room)
+        if slots < self.slots.least:
             return "not even one layer's top-k experts"
         return f"about {slots} of {self.experts} experts ({slots / self.experts:.0%}) beside one request at full length"
+
+    def record(self) -> dict[str, Any]:
+        """All figures, flat, for JSON. ``expert_sizes``: the sizes that records have, ascending."""
+        own = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "slots"}
+        sizes = self.slots.bytes_of.tolist()
+        return {**own, "experts": self.experts, "expert_bytes": self.expert_bytes, "expert_sizes": sizes}
 
 
 def summarise(
@@ -96,7 +111,12 @@ def summarise(
     for layer in layers:
         for tensor in layer.tensors:
             own.stored_shapes(tensor)  # refused where the format has no such widths, also if all becomes numbers
-    layouts = [expert_format.record(layer) for layer in layers]
+    catalogue = Catalogue(
+        "model",
+        experts_per_layer=[layer.experts for layer in layers],
+        top_k=[layer.top_k for layer in layers],
+        expert_bytes=[expert_format.record(layer).nbytes for layer in layers],
+    )
     of_experts = {
         layer.parameter(tensor.name, expert)
         for layer in layers
@@ -113,8 +133,7 @@ def summarise(
         moe_layers=len(layers),
         experts_per_layer=max(layer.experts for layer in layers),
         top_k=max(layer.top_k for layer in layers),
-        experts=sum(layer.experts for layer in layers),
-        expert_bytes=max(layout.nbytes for layout in layouts),
+        slots=SlotSizes(catalogue),
         dense_bytes=dense + sum(one.nbytes for one in stored.values()),
         kv_bytes_per_token=kv_bytes,
         max_model_len=getattr(text, "max_position_embeddings", 0) or 0,

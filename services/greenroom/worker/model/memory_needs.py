@@ -12,6 +12,7 @@ from greenroom.core.artifacts.paths_file import PathsFile
 from greenroom.core.artifacts.paths_forms.t5 import T5
 from greenroom.core.errors import InvalidConfig
 from greenroom.core.model_profile import ModelProfile
+from greenroom.experts.engine import catalogue_of
 from greenroom.experts.held_outputs import most_held
 from greenroom.experts.pack.layout import PackManifest
 from greenroom.moe.attention.compiled_attention import SCORES_TOGETHER
@@ -20,6 +21,7 @@ from greenroom.moe.attention.ragged_attention import holds_scores, packs_keys, r
 from greenroom.moe.batch.batch_config import most_logit_rows
 from greenroom.moe.forward.ragged_model import RaggedModel
 from greenroom.policies.base.events import UNKNOWN_TASK
+from greenroom.policies.base.slot_sizes import SlotSizes
 from greenroom.policies.expertflow.policy import PATHS
 from greenroom.policies.expertflow.t5_paths import CACHE_BYTES
 from greenroom.policies.expertflow.token_histories import MOST
@@ -49,7 +51,6 @@ def needs_of(
     """``max_model_len``: tokens that one request may have. ``profile``: says how many they have in the mean.
     ``expanding``: bytes that are taken to make numbers of an expert's record.
     """
-    slot_bytes = max(layer.layout.nbytes for layer in manifest.layers)
     kv_for_one = ragged.layout.nbytes(max_model_len)
     text = model.config.get_text_config()
     attention = attention_bytes(text, ragged, config, max_model_len)
@@ -61,9 +62,7 @@ def needs_of(
         + attention
         + foreseeing_bytes(config, itemsize)
         + path_bytes(config, manifest),
-        experts=manifest.experts,
-        slot_bytes=slot_bytes,
-        least_slots=max(layer.top_k for layer in manifest.layers),
+        slots=SlotSizes(catalogue_of(manifest)),
         kv_for_one=kv_for_one,
         kv_for_all=kv_for_one * config.max_running,
         attention=attention,

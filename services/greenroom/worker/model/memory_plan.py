@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from greenroom.core.errors import BudgetTooSmall
 from greenroom.core.units import MIB, format_bytes, parse_bytes
+from greenroom.policies.base.slot_sizes import SlotSizes
 from greenroom.worker.usable_memory import Memory
 
 HEADROOM = 0.05
@@ -47,7 +48,7 @@ ACCELERATOR_SLACK = 512 * MIB
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What the model needs, in bytes. ``least_slots``: the largest k of a router. ``kv_for_one``: the KV of one
+    """What the model needs, in bytes. ``slots``: how memory for experts is cut. ``kv_for_one``: the KV of one
     sequence at full length; ``kv_for_all``: that of as many sequences as may run; ``kv_expected``: what these are
     expected to hold at their ends, which is ``kv_for_all`` where nothing is known (0). ``attention``: the part of the
     workspace that grows with the length of a sequence. ``chunked``: the batch policy keeps to ``--prefill-chunk``.
@@ -55,9 +56,7 @@ class Needs:
 
     dense: int
     workspace: int
-    experts: int
-    slot_bytes: int
-    least_slots: int
+    slots: SlotSizes
     kv_for_one: int
     kv_for_all: int
     attention: int = 0
@@ -76,20 +75,28 @@ class MemoryPlan:
     dense: int
     workspace: int
     kv: int
-    slot_bytes: int
+    slots: SlotSizes
     device_slots: int
     host_slots: int
-    experts: int
     notes: tuple[str, ...] = ()
     apart: bool = False
 
     @property
+    def experts(self) -> int:
+        return self.slots.experts
+
+    @property
+    def mean_expert_bytes(self) -> int:
+        """Of all experts of the model."""
+        return self.slots.all_bytes // self.slots.experts
+
+    @property
     def expert_bytes(self) -> int:
-        return self.device_slots * self.slot_bytes
+        return self.slots.nbytes(self.device_slots)
 
     @property
     def host_bytes(self) -> int:
-        return self.host_slots * self.slot_bytes
+        return self.slots.nbytes(self.host_slots)
 
     @property
     def total(self) -> int:
@@ -109,7 +116,7 @@ class MemoryPlan:
             (
                 "experts",
                 self.expert_bytes,
-                f"{self.device_slots} of {self.experts} experts ({share:.0%}), {format_bytes(self.slot_bytes)} each",
+                f"{self.device_slots} of {self.experts} experts ({share:.0%}), {self.slots.describe()} each",
             ),
         ]
         total = ("total", self.total, "; ".join(self.notes))
@@ -140,7 +147,8 @@ def plan_memory(
     two may also be a share of all experts. Raises BudgetTooSmall where the model can not run in what it gets, and
     InvalidConfig for text that is no size.
     """
-    all_experts = needs.experts * needs.slot_bytes
+    sizes = needs.slots
+    all_experts = sizes.all_bytes
     workspace = needs.workspace if ram is None else needs.workspace + ACCELERATOR_SLACK
     fixed = needs.dense + workspace
     notes = []
@@ -161,25 +169,23 @@ def plan_memory(
         experts = min(all_experts, spare - kv)
         limited = "all of them fit" if experts == all_experts else f"{machine.source} has no more"
         notes.append(f"experts sized to the memory available ({format_bytes(available)}; {limited})")
-    slots = min(needs.experts, max(experts, 0) // needs.slot_bytes)
-    if slots < needs.least_slots:
+    slots = sizes.within(experts)
+    if slots < sizes.least:
         raise BudgetTooSmall(
-            f"{format_bytes(max(experts, 0))} for experts hold {slots} of {format_bytes(needs.slot_bytes)}; one "
-            f"layer's router picks {needs.least_slots}: give at least "
-            f"{format_bytes(needs.least_slots * needs.slot_bytes)} (--expert-memory)"
+            f"{format_bytes(max(experts, 0))} for experts hold {slots} of {sizes.describe()}; {sizes.say_least()}: "
+            f"give at least {format_bytes(sizes.nbytes(sizes.least))} (--expert-memory)"
             + (f"; to leave them more: {ways}" if expert_memory == "auto" else "")
         )
     if ram is not None:
-        host = _host_in_ram(host, ram, 0 if slots == needs.experts else all_experts)
+        host = _host_in_ram(host, ram, 0 if slots == sizes.experts else all_experts)
     plan = MemoryPlan(
         base=base,
         dense=needs.dense,
         workspace=workspace,
         kv=kv,
-        slot_bytes=needs.slot_bytes,
+        slots=sizes,
         device_slots=slots,
-        host_slots=min(needs.experts, (host or 0) // needs.slot_bytes),
-        experts=needs.experts,
+        host_slots=sizes.host_slots(host or 0),
         notes=tuple(notes),
         apart=ram is not None,
     )
@@ -301,7 +307,7 @@ def _auto_kv(needs: Needs, spare: int, experts: int) -> int:
     useful = needs.kv_for_all
     if needs.kv_expected:
         useful = min(useful, max(needs.kv_for_one, int(KV_SPREAD * needs.kv_expected)))
-    return max(min(useful, share), min(needs.kv_for_one, spare - needs.least_slots * needs.slot_bytes), 0)
+    return max(min(useful, share), min(needs.kv_for_one, spare - needs.slots.nbytes(needs.slots.least)), 0)
 
 
 def _budget(text: str, field: str, whole: int | None) -> int | None:

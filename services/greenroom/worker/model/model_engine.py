@@ -147,7 +147,7 @@ class ModelEngine:
         link = self._worker.link
         if link is not None:
             experts = self._worker.experts
-            return experts.load_seconds(link.seconds(int(experts.catalogue.bytes_of.max()))) * 1000.0
+            return experts.load_seconds(link.seconds(int(experts.catalogue.bytes_of.mean()))) * 1000.0
         counters = self._worker.experts.counters  # the pack was too small to be measured
         return counters.stall_seconds * 1000.0 / max(1, counters.on_demand_fetches)
 

@@ -40,7 +40,7 @@ def rows() -> list[Row]:
         row = arm.row
         size = 22_000_000 if row.system == BF16 else 5_900_000
         slots = {RESIDENT: 48, BF16_THIRD: 16 if row.system == BF16 else 48, OWN_THIRD: 16}[row.share]
-        row.facts = {"slots": slots, "experts": 48, "expert_bytes": size}
+        row.facts = {"slots": slots, "experts": 48, "expert_bytes": size, "experts_bytes": slots * size}
         for round_, factor in ((1, 1), (2, 2)):
             tokens = SPEEDS[row.system, row.share] * factor * (2 if row.concurrency > 1 else 1)
             row.turns[round_] = turn(seconds=1.0, tokens=tokens)
