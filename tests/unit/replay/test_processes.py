@@ -43,7 +43,7 @@ def test_cells_are_the_same_in_the_same_order_however_many_processes(timed: Time
 
 
 def test_an_error_of_a_cell_is_the_error_of_the_sweep() -> None:
-    with pytest.raises(BudgetTooSmall, match="picks experts of 2 bytes"):
+    with pytest.raises(BudgetTooSmall, match="picks 2, experts of 2 bytes"):
         sweep_of((1, 8)).cells(jobs=2)
     assert not active_children()
 
