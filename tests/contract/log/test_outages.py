@@ -21,6 +21,7 @@ from greenroom.fabric.log import (
     AppendRefused,
     AppendUnknown,
     GroupConsumer,
+    Log,
     LogConfig,
     LogUnavailable,
     Reader,
@@ -151,7 +152,7 @@ async def test_closing_while_the_broker_is_away_is_quick_and_leaves_nothing_runn
     assert asyncio.all_tasks() == before
 
 
-async def _large_ones_before_one_is_refused(log: KafkaLog) -> int:
+async def _large_ones_before_one_is_refused(log: Log) -> int:
     """How many went through: a broker heeds a setting some time after it has acknowledged it."""
     for large in itertools.count():
         try:
