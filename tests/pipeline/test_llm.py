@@ -170,6 +170,14 @@ def test_bad_settings_are_refused(
         LLM(str(checkpoint), cache_dir=tmp_path, **settings)
 
 
+def test_dense_codes_that_torch_would_compute_are_refused_before_anything_is_packed(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidConfig, match="dense_as"):
+        LLM(str(checkpoint), cache_dir=tmp_path, dense_as="stored", products="torch")
+    assert not list(tmp_path.rglob("*.pack"))
+
+
 def test_an_encoder_decoder_is_refused_with_the_reason(tmp_path: Path) -> None:
     folder = save_random("switch_transformers", tmp_path / "m", tokenizer=True)
     with pytest.raises(UnsupportedModel, match="encoder-decoder"):

@@ -46,7 +46,7 @@ dense_as_option = click.option(
     show_default=True,
     help="Quantised linear layers outside the experts (attention, shared experts, head) in memory: stored, expanded, "
     "or auto, as for --experts-as. Stored ones take half to a quarter of the memory, answers of few rows come faster, "
-    "prompts slower.",
+    "prompts slower. Codes that the compiled products do not know become numbers either way.",
 )
 
 device_option = click.option(

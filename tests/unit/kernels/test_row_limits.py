@@ -157,7 +157,8 @@ def test_it_is_measured_once_where_the_processor_multiplies_bf16(
     monkeypatch.setattr(row_limits, "_here", {})  # the next process
     assert asked(native, pack, "auto") == RowLimits(8, 64, 16)
     assert len(measured) == 1
-    row_limits.limits_path(pack).write_text("{}")
+    (kept,) = tmp_path.glob("*.rows.json")
+    kept.write_text("{}")
     monkeypatch.setattr(row_limits, "_here", {})
     assert asked(native, pack, "auto") == RowLimits(8, 64, 16)
     assert len(measured) == 2, "what is no profile of this model on this machine is measured anew"
@@ -174,12 +175,13 @@ def test_processes_that_share_a_pack_compute_alike(
     assert asked(native, pack, "auto") == RowLimits(8, 64, 16)
     assert len(measured) == 1
 
-    row_limits.limits_path(pack).unlink()
+    (kept,) = tmp_path.glob("*.rows.json")
+    kept.unlink()
     monkeypatch.setattr(row_limits, "_here", {})
     mine = row_limits.measure
 
     def measure(loaded: Any, ragged: Any, manifest: Any, of: str) -> Measured:
-        row_limits._save(row_limits.limits_path(pack), Measured(of, RowLimits(4, 32, 8)))  # a replica was quicker
+        row_limits._save(kept, Measured(of, RowLimits(4, 32, 8)))  # a replica was quicker
         return mine(loaded, ragged, manifest, of)
 
     monkeypatch.setattr(row_limits, "measure", measure)
@@ -188,13 +190,14 @@ def test_processes_that_share_a_pack_compute_alike(
     assert asked(native, pack, "auto") == RowLimits(4, 32, 8)
 
 
-def test_dense_layers_that_are_kept_otherwise_are_measured_anew(
-    native: NativeRows, measured: list[str], tmp_path: Path
+def test_dense_layers_that_are_kept_otherwise_are_measured_apart(
+    native: NativeRows, measured: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     native.multiplies_bf16 = True
     for dense in ((), ("int8",), ("int8", "q6_k"), ()):
+        monkeypatch.setattr(row_limits, "_here", {})  # the next process
         asked(native, tmp_path / "some.pack", "auto", dense)
-    assert len(measured) == 3, "steps of the modules take another time"
+    assert len(measured) == 3, "steps of the modules take another time, and each kind finds its own again"
 
 
 def test_another_version_of_greenroom_measures_anew(

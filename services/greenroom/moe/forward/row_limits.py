@@ -23,6 +23,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import torch
+import xxhash
 from numpy.typing import NDArray
 from torch import nn
 
@@ -152,7 +153,8 @@ def limits_for(loaded: LoadedMoE, ragged: RaggedModel, pack: PackFile, asked: st
         return fixed
     if asked == "auto" and not native.multiplies_bf16:
         return RowLimits(ANY_ROWS, ANY_ROWS, ANY_ROWS)
-    path, here = limits_path(pack.path), _identity(loaded, pack, native)
+    here = _identity(loaded, pack, native)
+    path = limits_path(pack.path, here)
     found = _here.get(here) or _load(path, here) or measure(loaded, ragged, pack.manifest, here)
     kept = _load(path, here)
     if kept is None:
@@ -294,8 +296,9 @@ def _prompt(ragged: RaggedModel, rows: int) -> list[Chunk]:
     return [Chunk(0, [(7 * n + 3) % ragged.vocab_size for n in range(rows)], kv, prefill=True, wants_logits=True)]
 
 
-def limits_path(pack: Path) -> Path:
-    return pack.with_suffix(".rows.json")
+def limits_path(pack: Path, of: str) -> Path:
+    """A file for each of what may share a pack: threads, instruction sets, dense layers that are kept otherwise."""
+    return pack.with_suffix(f".{xxhash.xxh3_64_hexdigest(of.encode())[:8]}.rows.json")
 
 
 def _identity(loaded: LoadedMoE, pack: PackFile, native: NativeRows) -> str:

@@ -46,8 +46,8 @@ class WorkerConfig:
     - ``experts_as``: quantised experts stay as ``stored`` in the checkpoint, or are ``expanded`` to ``dtype`` while
       they are packed. ``auto``: as stored where compiled products take them so. ``lossless``: experts in bf16 take
       three quarters of their bytes or less.
-    - ``dense_as``: the same of quantised linear layers outside the experts. ``stored`` is refused where no compiled
-      product takes them so; ``auto`` expands them there.
+    - ``dense_as``: the same of quantised linear layers outside the experts. ``stored`` is refused where there are no
+      compiled products to take codes; ``auto`` expands there. Codes that they do not know become numbers either way.
     - ``products``: the compiled matrix products (``native``), those of ``torch``, or ``auto``.
     - ``compiled_rows``: up to how many rows the compiled products are used: ``measure``, ``auto`` (measured where the
       processor multiplies bf16 itself, else all), or fixed, ``8`` or ``PRODUCT,DECODE,PROMPT``.

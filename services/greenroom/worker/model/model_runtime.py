@@ -43,9 +43,9 @@ from greenroom.moe.forward.ragged_probe import refuse_stateful
 from greenroom.moe.forward.row_limits import limits_for
 from greenroom.moe.kernels.expert_products import describe_products
 from greenroom.moe.loading.checkpoint import Checkpoint, resolve
-from greenroom.moe.loading.kept_format import kept_format
+from greenroom.moe.loading.kept_format import keeps_dense, kept_format
 from greenroom.moe.loading.load_model import LoadedMoE, attach, load, use_residual
-from greenroom.moe.loading.packing import ensure_pack
+from greenroom.moe.loading.packing import ensure_pack, resolve_dtype
 from greenroom.moe.native.rows import ANY_ROWS
 from greenroom.moe.routing.expert_mlp import predictors_for
 from greenroom.policies.base.answer_lengths import AnswerLengths
@@ -101,6 +101,9 @@ class ModelRuntime:
         self._expert_format = kept_format(
             *(self.checkpoint, config.dtype, config.experts_as), products=config.products, device=self._device.type
         )
+        # Refuses what it can not keep before anything is packed.
+        dtype = resolve_dtype(self.checkpoint, config.dtype)
+        keeps_dense(dtype, config.dense_as, products=config.products, device=self._device.type)
         path = ensure_pack(
             self.checkpoint, config.dtype, config.cache_dir, progress=config.progress, expert_format=self._expert_format
         )
