@@ -47,6 +47,7 @@ class Llama:
         parameters = llama_cpp.llama_model_default_params()
         parameters.load_mode = _LOAD_MODES[settings["load_mode"]]
         parameters.n_gpu_layers = 0
+        parameters.use_extra_bufts = settings["repack"]
         self.model = llama_cpp.llama_model_load_from_file(path.encode(), parameters)
         if not self.model:
             raise LlamaFailed(f"the model can not be loaded: {' '.join(self.log)}")

@@ -20,8 +20,8 @@ T = TypeVar("T")
 class LlamaSettings:
     """``dtype``: of the matrices (bfloat16 to float16 loses nothing but what is below 6e-8), or ``AS_STORED``.
     ``load_mode``: mmap, or none: read into memory of its own. ``flash_attention``: -1 lets llama.cpp decide.
-    ``unified_kv``: one KV buffer for all sequences. ``read_ahead_kib``: of the block device while it runs, None: as it
-    is.
+    ``unified_kv``: one KV buffer for all sequences. ``repack``: codes are laid out anew for the processor, in memory of
+    its own, however the file was loaded. ``read_ahead_kib``: of the block device while it runs, None: as it is.
     """
 
     dtype: str = "bf16"
@@ -29,6 +29,7 @@ class LlamaSettings:
     threads: int = 2
     flash_attention: int = -1
     unified_kv: bool = False
+    repack: bool = True
     read_ahead_kib: int | None = None
 
     def job(self, max_model_len: int) -> dict[str, Any]:
@@ -38,6 +39,7 @@ class LlamaSettings:
             "threads": self.threads,
             "flash_attention": self.flash_attention,
             "unified_kv": self.unified_kv,
+            "repack": self.repack,
             "max_model_len": max_model_len,
         }
 
@@ -45,7 +47,10 @@ class LlamaSettings:
         flash = {-1: "auto", 0: "off", 1: "on"}[self.flash_attention]
         ahead = "" if self.read_ahead_kib is None else f", read-ahead {self.read_ahead_kib} KiB"
         kv = "unified KV" if self.unified_kv else "KV by sequence"
-        return f"{self.dtype}, load {self.load_mode}, {self.threads} threads, flash attention {flash}, {kv}{ahead}"
+        codes = "" if self.dtype != AS_STORED or self.repack else ", not repacked"
+        return (
+            f"{self.dtype}{codes}, load {self.load_mode}, {self.threads} threads, flash attention {flash}, {kv}{ahead}"
+        )
 
 
 def first_trials(threads: int, dtypes: Sequence[str]) -> list[LlamaSettings]:
@@ -59,14 +64,17 @@ def second_trials(best: LlamaSettings, sequences: int) -> list[LlamaSettings]:
     changes: list[dict[str, Any]] = [{}, {"flash_attention": 0}]
     if sequences > 1:
         changes.append({"unified_kv": True})
+    if best.dtype == AS_STORED:
+        changes.append({"repack": False})
     if best.threads > 1:
         changes.append({"threads": best.threads - 1})
     return [replace(best, **change) for change in changes]
 
 
 def memory_trials(best: LlamaSettings, own_kib: int | None, settable: bool) -> list[LlamaSettings]:
-    """For memory smaller than the model: mapped, at several read-aheads if they can be set."""
-    mapped = replace(best, load_mode="mmap")
+    """For memory smaller than the model: mapped, at several read-aheads if they can be set. Nothing is repacked: a copy
+    of all codes would not fit."""
+    mapped = replace(best, load_mode="mmap", repack=False)
     if own_kib is None or not settable:
         return [mapped]
     return [replace(mapped, read_ahead_kib=kib) for kib in sorted({*READ_AHEADS_KIB, own_kib})]

@@ -146,7 +146,7 @@ class Measurement:
 
     def _learn_peer_own_bytes(self, subject: Subject, sequences: int) -> None:
         """The peak of a run in a cgroup that limits nothing, less the file, which is read whole and counts there."""
-        settings = replace(subject.resident[sequences], load_mode="mmap")
+        settings = replace(subject.resident[sequences], load_mode="mmap", repack=False)
         batch = subject.stream.first(sequences, self.effort.trial_tokens[THIRD, sequences])
         with self._reported(subject, f"{LLAMA}, what it takes beside the model", self.failures):
             answer = self._run_peer(subject, settings, [batch], AMPLE_BYTES)
@@ -326,6 +326,6 @@ def runs_of(subjects: Sequence[Subject], effort: Effort) -> int:
 
 
 def _runs_of(subject: Subject, effort: Effort) -> int:
-    more = sum(len(second_trials(LlamaSettings(), n)) for n in (1, 8))
+    more = sum(len(second_trials(LlamaSettings(dtype=subject.dtypes[0]), n)) for n in (1, 8))
     trials = effort.trials * (len(first_trials(2, subject.dtypes)) + more) + 16
     return 1 + (trials if effort.tune else effort.trials + 2) + 10 * effort.rounds

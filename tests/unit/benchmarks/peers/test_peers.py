@@ -133,8 +133,8 @@ def test_where_memory_is_short_the_file_is_mapped_and_read_aheads_are_tried() ->
     assert {trial.load_mode for trial in settable} == {"mmap"}
     assert 8192 in {trial.read_ahead_kib for trial in settable}
     assert len(settable) > 2
-    assert memory_trials(best, 8192, settable=False) == [LlamaSettings(load_mode="mmap")]
-    assert memory_trials(best, None, settable=False) == [LlamaSettings(load_mode="mmap")]
+    assert memory_trials(best, 8192, settable=False) == [LlamaSettings(load_mode="mmap", repack=False)]
+    assert memory_trials(best, None, settable=False) == [LlamaSettings(load_mode="mmap", repack=False)]
 
 
 def test_where_memory_is_short_more_threads_than_cores_are_tried_too() -> None:
