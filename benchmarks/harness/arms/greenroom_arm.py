@@ -143,7 +143,7 @@ class GreenroomArm:
             stall_seconds=stall,
             steps=int(steps),
             link=sum(speeds) / len(speeds) if speeds else None,
-            trace=None if recorder is None else recorder.trace(plan.device_slots, plan.mean_expert_bytes, plan.dense),
+            trace=None if recorder is None else recorder.trace(plan.device_slots, plan.dense),
             inside={} if watch is None else watch.seconds(seconds[0]),
         ).as_json()
 
