@@ -88,7 +88,7 @@ class GreenroomArm:
             "dense_bytes": plan.dense,
             "expert_bytes": plan.mean_expert_bytes,
             "slots": plan.device_slots,
-            "experts_bytes": plan.expert_bytes,
+            "experts_bytes": plan.expert_memory,
             "experts": plan.experts,
             "layers": self._llm.worker.experts.catalogue.layers,
             "files": [str(self._llm.worker.pack.path)],
