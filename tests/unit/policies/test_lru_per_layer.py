@@ -99,10 +99,10 @@ def test_layers_of_one_size_are_as_in_a_model_of_their_own(large: list[bool], sh
         layer = number % len(large)
         indices = random.choice((4, 8, 6)[layer % 3], 2, replace=False).tolist()
         kind = int(large[layer])
-        own, place = alone[kind], layers_of[kind].index(layer)
+        single, place = alone[kind], layers_of[kind].index(layer)
         together.route(routing_of(catalogue, [EXPERTS * layer + index for index in indices], layer=layer))
-        own.route(routing_of(own.catalogue, [EXPERTS * place + index for index in indices], layer=place))
-        expected = own.resident[own.catalogue.span(place)]
+        single.route(routing_of(single.catalogue, [EXPERTS * place + index for index in indices], layer=place))
+        expected = single.resident[single.catalogue.span(place)]
         assert together.resident[catalogue.span(layer)].tolist() == expected.tolist()
     assert together.hits == sum(each.hits for each in alone)
     assert together.evictions == sum(each.evictions for each in alone)
