@@ -99,7 +99,7 @@ class Bench:
         third, eighth = announced[THIRD], announced[plan.EIGHTH]
         weights = 1 << 29
         if third and self._scale.on_gpu:  # what greenroom counts beside them there is not accelerate's
-            weights = int(third["dense_bytes"] + third["slots"] * third["expert_bytes"])
+            weights = int(third["dense_bytes"] + third["experts_bytes"])
         elif third:
             weights = int(third["announced_bytes"] - third["base_bytes"])
         return plan.Limits(

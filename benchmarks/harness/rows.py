@@ -68,9 +68,7 @@ class Row:
 
     @property
     def belady_bytes(self) -> int | None:
-        if self.trace is None or not self.facts.get("expert_bytes"):
-            return None
-        return self.trace.belady_misses * int(self.facts["expert_bytes"])
+        return None if self.trace is None else self.trace.belady_bytes
 
     @property
     def moved_over_belady(self) -> float | None:

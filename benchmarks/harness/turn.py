@@ -47,13 +47,13 @@ class Turn:
 class Trace:
     """What follows from the routing of a turn.
 
-    ``belady_misses``: of a run that is neither the first nor the last, if the stream runs over and over in the arm's
-    slots. ``bytes_touched``: of the weights that its forwards have to read: once a step the dense ones and each layer's
-    distinct experts.
+    ``belady_bytes``: of the misses of Belady's choice, in a run that is neither the first nor the last, if the stream
+    runs over and over in the arm's slots, each size of experts in its own. ``bytes_touched``: of the weights that its
+    forwards have to read: once a step the dense ones and each layer's distinct experts.
     """
 
     accesses: int
-    belady_misses: int
+    belady_bytes: int
     bytes_touched: int
 
 

@@ -65,7 +65,7 @@ class Arm:
             "concurrency": self.concurrency,
             "experts_resident": plan.device_slots,
             "experts": plan.experts,
-            "expert_memory_bytes": plan.expert_bytes,
+            "expert_memory_bytes": plan.expert_memory,
             "tokens_per_s": round(statistics.median(self.tokens_per_s), 2),
             "tokens_per_s_min": round(min(self.tokens_per_s), 2),
             "tokens_per_s_max": round(max(self.tokens_per_s), 2),
@@ -104,8 +104,8 @@ def main(rounds: int, policies: tuple[str, ...], expert_mib: float, concurrency:
 
 
 def _least_bytes(llm: LLM) -> int:
-    slots = llm.worker.plan.slots
-    return slots.nbytes(slots.least)
+    sizes = llm.worker.plan.slot_sizes
+    return sizes.nbytes(sizes.least)
 
 
 def _print(rows: list[dict[str, object]], expert: int) -> None:

@@ -77,7 +77,7 @@ def _plan(llm: LLM) -> dict[str, Any]:
     return {
         "announced": plan.total,
         "announced_base": plan.base,
-        "expert_budget": plan.expert_bytes,
+        "expert_budget": plan.expert_memory,
         "expert_bytes": plan.mean_expert_bytes,
         "experts": plan.experts,
         "experts_resident": plan.device_slots,

@@ -44,9 +44,9 @@ with LLM(sys.argv[1], cache_dir=Path(sys.argv[2]), expert_memory=sys.argv[3], po
     llm.generate(prompts, SamplingParams(temperature=0.8, seed=1, max_tokens=12, ignore_eos=True, logprobs=5))
     plan = llm.worker.plan
     counters = llm.worker.experts.counters
-    figures = {"announced": plan.total, "base": plan.base, "experts": plan.expert_bytes, "kv": plan.kv,
+    figures = {"announced": plan.total, "base": plan.base, "experts": plan.expert_memory, "kv": plan.kv,
                "dense": plan.dense,
-               "all_experts": plan.slots.all_bytes, "evictions": counters.evictions,
+               "all_experts": plan.slot_sizes.all_bytes, "evictions": counters.evictions,
                "prefetches": counters.prefetches}
 """
 
@@ -94,8 +94,8 @@ with LLM(sys.argv[1], cache_dir=Path(sys.argv[2]), expert_memory="25%", products
     prompts = [[(7 * n + 3 * i) % 250 + 4 for i in range(40 + n)] for n in range(8)]
     llm.generate(prompts, SamplingParams(temperature=0.8, seed=1, max_tokens=12, ignore_eos=True))
     plan = llm.worker.plan
-    figures = {"announced": plan.total, "base": plan.base, "experts": plan.expert_bytes, "workspace": plan.workspace,
-               "all_experts": plan.slots.all_bytes, "evictions": llm.worker.experts.counters.evictions}
+    figures = {"announced": plan.total, "base": plan.base, "experts": plan.expert_memory, "workspace": plan.workspace,
+               "all_experts": plan.slot_sizes.all_bytes, "evictions": llm.worker.experts.counters.evictions}
 """
 
 

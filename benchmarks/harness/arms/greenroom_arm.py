@@ -88,7 +88,7 @@ class GreenroomArm:
             "dense_bytes": plan.dense,
             "expert_bytes": plan.mean_expert_bytes,
             "slots": plan.device_slots,
-            "experts_bytes": plan.expert_bytes,
+            "experts_bytes": plan.expert_memory,
             "experts": plan.experts,
             "layers": self._llm.worker.experts.catalogue.layers,
             "files": [str(self._llm.worker.pack.path)],
@@ -143,7 +143,7 @@ class GreenroomArm:
             stall_seconds=stall,
             steps=int(steps),
             link=sum(speeds) / len(speeds) if speeds else None,
-            trace=None if recorder is None else recorder.trace(plan.device_slots, plan.mean_expert_bytes, plan.dense),
+            trace=None if recorder is None else recorder.trace(plan.device_slots, plan.dense),
             inside={} if watch is None else watch.seconds(seconds[0]),
         ).as_json()
 

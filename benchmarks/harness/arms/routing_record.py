@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from benchmarks.harness.turn import Trace
 from greenroom.policies.base.events import SequenceInfo, Step
 from greenroom.policies.base.expert_keys import Catalogue
+from greenroom.policies.base.slot_sizes import SlotSizes
 from greenroom.policies.replacement.belady import Future, belady
 
 Keys = NDArray[np.int64]
@@ -45,20 +46,27 @@ class RoutingRecord:
         """The accesses of the recorded turn, ``times`` over."""
         return Future.of_groups(self.groups * times)
 
-    def trace(self, slots: int, expert_bytes: int, dense_bytes: int) -> Trace:
-        accesses = sum(map(len, self.groups))
+    def trace(self, slots: int, dense_bytes: int) -> Trace:
+        """Of an arm of so many ``slots``, whose dense weights have ``dense_bytes``."""
+        accesses = np.concatenate([*self.groups, np.empty(0, dtype=np.int64)])
+        sizes = SlotSizes(self._catalogue)
+        class_of = sizes.class_of[accesses]
+        misses = [
+            steady_misses(accesses[class_of == number], places)
+            for number, places in enumerate(sizes.places(slots).tolist())
+        ]
+        touched = int(self._catalogue.bytes_of[accesses].sum())
         return Trace(
-            accesses=accesses,
-            belady_misses=steady_misses(self.groups, slots),
-            bytes_touched=len(self.steps) * dense_bytes + accesses * expert_bytes,
+            accesses=len(accesses),
+            belady_bytes=int(np.dot(misses, sizes.bytes_of)),
+            bytes_touched=len(self.steps) * dense_bytes + touched,
         )
 
 
-def steady_misses(groups: Sequence[Keys], slots: int) -> int:
+def steady_misses(accesses: Keys, slots: int) -> int:
     """Misses of Belady's choice in the second of three equal runs. The first run fills; the last keeps nothing for
     later."""
-    once = np.concatenate([*groups, np.empty(0, dtype=np.int64)])
-    if not len(once):
+    if not len(accesses):
         return 0
-    hits = belady(np.tile(once, 3), slots)
-    return int(np.count_nonzero(~hits[len(once) : 2 * len(once)]))
+    hits = belady(np.tile(accesses, 3), slots)
+    return int(np.count_nonzero(~hits[len(accesses) : 2 * len(accesses)]))

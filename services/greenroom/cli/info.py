@@ -32,7 +32,8 @@ def info(
 ) -> None:
     """Show layers, experts and sizes of MODEL (a folder, a GGUF file or a hub id), and what fits into this machine.
 
-    Its config.json is enough. Weights that are here are checked against it; none are downloaded.
+    Its config.json is enough. Weights that are here are checked against it; none are downloaded. In --json sizes are
+    bytes: expert_bytes that of one expert, the mean where they differ, and expert_sizes all that there are.
 
     \b
     Examples:
@@ -52,7 +53,7 @@ def info(
     if as_json:
         click.echo(json.dumps(summary.record(), indent=2))
         return
-    machine = memory()
+    machine, sizes = memory(), summary.slot_sizes
     kv = "unknown" if summary.kv_bytes_per_token is None else f"{format_bytes(summary.kv_bytes_per_token)} a token"
     kept = "" if summary.expert_format == PLAIN else f", as {summary.expert_format} (--experts-as)"
     dense = f", as {' and '.join(summary.dense_formats)} (--dense-as)" if summary.dense_formats else ""
@@ -61,15 +62,12 @@ def info(
         ("model", f"{summary.name} ({summary.model_type}, {summary.dtype})"),
         ("weights", f"as {told} says" if summary.checked else "none here: all sizes are by config.json alone"),
         ("MoE layers", f"{summary.moe_layers} with {summary.experts_per_layer} experts, top-{summary.top_k}"),
-        (
-            "experts",
-            f"{summary.experts} of {summary.slots.describe()}: {format_bytes(summary.slots.all_bytes)}{kept}",
-        ),
+        ("experts", f"{summary.experts} of {sizes.describe()}: {format_bytes(sizes.all_bytes)}{kept}"),
         ("dense weights", f"{format_bytes(summary.dense_bytes)}{dense}"),
         ("KV", kv),
         ("context", f"{summary.max_model_len} tokens"),
         ("batch loop", summary.refused or "served"),
-        ("least memory", f"{format_bytes(summary.least_bytes)} for dense weights and {summary.slots.least} experts"),
+        ("least memory", f"{format_bytes(summary.least_bytes)} for dense weights and {sizes.least} experts"),
         ("this machine", f"{format_bytes(machine.available)} available ({machine.source})"),
         ("what fits", summary.fits(machine.available)),
     ]

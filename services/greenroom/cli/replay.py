@@ -158,7 +158,7 @@ def replay(
     sized = size is not None or recorded.expert_bytes is not None
     catalogue = recorded.catalogue(expert_bytes=size if sized else 1)
     sizes = SlotSizes(catalogue)
-    mean = sizes.all_bytes // sizes.experts if sized else None
+    mean = sizes.mean_bytes if sized else None
     timed = None
     if link is not None or calibration is not None:
         disk, reads = _link(link, calibration)

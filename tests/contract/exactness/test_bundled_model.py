@@ -88,8 +88,8 @@ def _llm(budget: str, policy: str, cache: Path, **files: Any) -> LLM:
 def least_bytes(cache: Path) -> int:
     """Of one token's experts in one layer."""
     with LLM(expert_memory="100%", cache_dir=cache, warm_start=False, threads=1) as whole:
-        slots = whole.worker.plan.slots
-        return slots.nbytes(slots.least)
+        sizes = whole.worker.plan.slot_sizes
+        return sizes.nbytes(sizes.least)
 
 
 def test_another_network_changes_no_token(expected: list[list[int]], cache: Path) -> None:

@@ -67,6 +67,52 @@ def test_preloading_stops_for_each_size_where_its_slots_are_full(closing: list[E
     assert engine.resident_keys().tolist() == [0, 1, 2, 3, 6, 7]
 
 
+@matrix(1, host_slots=(0, 4), pages=([3, 1, 3], [1, 3, 1], [1, 1, 1]))
+def test_the_first_fill_waits_for_slots_that_it_has_given_away(
+    closing: list[ExpertEngine], pages: list[int], host_slots: int
+) -> None:
+    """Prefetches of one size take the slots that were to be filled, and are taken back, while another size fills."""
+    gate = GatedReads(12)
+    engine, _ = make_engine("lru", 9, host_slots, gate, pages=pages)
+    closing.append(engine)
+    engine._first_fill._most = 4  # as with large records
+    engine.fill([12, *range(6, 12), *range(6), *range(13, 18)])
+    gate.wait_begun(12)
+    wanted = np.zeros(SIZE, dtype=np.float32)
+    for generation, keys in enumerate(([9, 10, 11], [])):
+        wanted[:] = 0
+        wanted[keys] = 1
+        engine.policy.prefetch = Prefetch(generation, wanted.copy())
+        engine.layer_entered(0)
+        engine.audit()
+    gate.let(12)
+    assert engine.wait_filled(20.0)
+    assert engine.device.free_places.tolist() == [0] * engine.device.sizes.classes
+    assert engine.fill_progress[:3] == (0, 9, engine.device.nbytes)
+    engine.audit(idle=True)
+
+
+def test_the_hosts_fill_waits_for_a_size_whose_slots_are_taken_for_the_moment(closing: list[ExpertEngine]) -> None:
+    gate = GatedReads(SMALL[0])
+    engine, _ = make_engine("lru", 3, 5, gate, pages=PAGES)
+    closing.append(engine)
+    assert engine.host is not None
+    engine._tiers.fetch_to_host(SMALL[0], Reason.PREFETCH)
+    gate.wait_begun(SMALL[0])  # so that all others wait behind it
+    for key in LARGE[:3]:
+        engine._tiers.fetch_to_host(key, Reason.PREFETCH)
+    assert engine.host.open_classes == [0]
+    engine.fill_host([*LARGE[3:], *SMALL])
+    assert engine.host.open_classes == [], "the other size is filled meanwhile"
+    for key in LARGE[:3]:
+        assert engine._tiers.withdraw(key)
+    gate.let(SMALL[0])
+    while engine.idle():
+        assert engine._tiers.wait(20.0)
+    engine.audit(idle=True)
+    assert np.flatnonzero(engine.host.resident).tolist() == sorted([*LARGE[3:6], *SMALL[:2]])
+
+
 class RefusesLarge(Lru):
     """Wants all experts, the large ones most, and evicts nothing for these ahead of their layer."""
 

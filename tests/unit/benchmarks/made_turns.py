@@ -19,5 +19,5 @@ def row(stage: str, model: str, system: str, seconds: list[float], **values: Any
     return Row(stage, model, system, **{"turns": turns, **values})
 
 
-def trace(*, misses: int = 0, touched: int = 0) -> Trace:
-    return Trace(accesses=0, belady_misses=misses, bytes_touched=touched)
+def trace(*, belady: int = 0, touched: int = 0) -> Trace:
+    return Trace(accesses=0, belady_bytes=belady, bytes_touched=touched)

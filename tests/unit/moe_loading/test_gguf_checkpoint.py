@@ -108,7 +108,7 @@ def test_a_summary_is_that_of_the_original(folders: Folders, tmp_path: Path) -> 
         "model_type",
         "dtype",
         "experts",
-        "expert_bytes",
+        "mean_expert_bytes",
         "dense_bytes",
         "kv_bytes_per_token",
         "max_model_len",

@@ -24,7 +24,7 @@ from greenroom.worker.model.memory_plan import (
 from greenroom.worker.usable_memory import Memory
 
 NEEDS = Needs(
-    dense=1 * GIB, workspace=100 * MIB, slots=SlotSizes.uniform(96, nbytes=11 * MIB, top_k=2),
+    dense=1 * GIB, workspace=100 * MIB, slot_sizes=SlotSizes.uniform(96, nbytes=11 * MIB, top_k=2),
     kv_for_one=64 * MIB, kv_for_all=512 * MIB,
 )  # fmt: skip
 
@@ -110,8 +110,8 @@ def test_a_plan_fits_or_is_refused(
         return
     assert planned.total - planned.base <= available
     assert sizes.least <= planned.device_slots <= sizes.experts
-    asked = planned.expert_bytes if expert == "auto" else parse_bytes(expert, field="", whole=sizes.all_bytes)
-    assert planned.expert_bytes <= asked
+    asked = planned.expert_memory if expert == "auto" else parse_bytes(expert, field="", whole=sizes.all_bytes)
+    assert planned.expert_memory <= asked
     assert planned.device_slots == sizes.experts or sizes.nbytes(planned.device_slots + 1) > asked or expert == "auto"
     assert 0 <= planned.kv <= needs.kv_for_all
 
@@ -159,7 +159,7 @@ def long_needs(length: int) -> Needs:
     kv = length * 48 * 1024
     return Needs(
         dense=3 * GIB, workspace=GIB + length * 128 * 1024,
-        slots=SlotSizes.uniform(768, nbytes=13 * MIB, top_k=4),
+        slot_sizes=SlotSizes.uniform(768, nbytes=13 * MIB, top_k=4),
         kv_for_one=kv, kv_for_all=32 * kv, attention=length * 128 * 1024,
     )  # fmt: skip
 
@@ -239,7 +239,7 @@ def test_rows_are_doubled_while_that_is_worth_the_experts_memory() -> None:
     fewer, _ = rows_of(2 * GIB, 512)
     assert rows == 1024
     assert planned.device_slots < fewer.device_slots
-    assert planned.workspace - fewer.workspace <= ROWS_SHARE * fewer.expert_bytes
+    assert planned.workspace - fewer.workspace <= ROWS_SHARE * fewer.expert_memory
     lost = fewer.device_slots - planned.device_slots
     kv = f" and {format_bytes(fewer.kv - planned.kv)} of KV" if planned.kv < fewer.kv else ""
     note = (

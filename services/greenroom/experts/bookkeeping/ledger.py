@@ -97,6 +97,11 @@ class Ledger:
         return self.slots - self.free - self.residents
 
     @property
+    def open_classes(self) -> list[int]:
+        """The classes that have a free slot."""
+        return [number for number, free in enumerate(self._free) if free]
+
+    @property
     def free_places(self) -> Counts:
         """``[classes]``: how many slots of each hold nothing."""
         return np.array([len(free) for free in self._free])

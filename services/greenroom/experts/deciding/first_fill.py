@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
-
-import numpy as np
 
 from greenroom.core.units import MIB, format_bytes
 from greenroom.experts.bookkeeping.tiers import Tiers
 from greenroom.experts.copying.hardware import Hardware
 from greenroom.experts.deciding.evictor import Evictor
+from greenroom.experts.deciding.fill_queue import FillQueue
 from greenroom.policies.base.array_types import Mask
 from greenroom.policies.base.events import Reason, Tier, Transfer
 
@@ -51,8 +49,8 @@ class FirstFill:
     """The device first, then the host. Each expert is tried once.
 
     On the device only slots are taken that are free, and they are given back to whoever asks for them, unless the
-    expert has begun to move. The host's may also be those of experts that the device holds too. An expert whose turn
-    comes while its size class has no slot for it is left out.
+    expert has begun to move. The host's may also be those of experts that the device holds too. Where its size class is
+    full, an expert keeps its turn as long as others come: what has taken a slot from the fill may be taken back.
     """
 
     def __init__(self, tiers: Tiers, evictor: Evictor, hardware: Hardware) -> None:
@@ -60,8 +58,8 @@ class FirstFill:
         self._evictor = evictor
         self._hardware = hardware
         self._most = max(_LEAST_QUEUED, min(_QUEUED, _QUEUED_BYTES // int(tiers.device.sizes.bytes_of.max())))
-        self._device: deque[int] = deque()
-        self._host: deque[int] = deque()
+        self._device = FillQueue(tiers.device.sizes)
+        self._host = FillQueue(tiers.device.sizes)
         self._began = 0.0
         self._moved_before = 0
         self._running = False
@@ -92,9 +90,7 @@ class FirstFill:
 
     def to_come(self) -> list[int]:
         """What the device's fill still brings, as far as slots are free."""
-        device = self._tiers.device
-        still = np.fromiter(self._device, dtype=np.int64, count=len(self._device))
-        return [*self._tiers.filling, *device.sizes.placed(still, device.free_places).tolist()]
+        return [*self._tiers.filling, *self._device.within(self._tiers.device.free_places.tolist())]
 
     def queue(self) -> None:
         """Queue more, as the queue has room."""
@@ -111,7 +107,7 @@ class FirstFill:
                 log.warning("the first fill goes on without an expert: %s", transfer.error)
         elif transfer.reason is Reason.FILL and transfer.target is Tier.DEVICE:
             _, experts, nbytes, _, failed = self.progress
-            left = len(self._tiers.filling) + min(len(self._device), self._tiers.device.free)
+            left = len(self._tiers.filling) + self._device.count_within(self._tiers.device.free_places.tolist())
             seconds = self._hardware.now() - self._began
             own = self._tiers.device.bytes_of(transfer.expert)
             self.progress = FillProgress(left, experts + 1, nbytes + own, seconds, failed)
@@ -126,52 +122,58 @@ class FirstFill:
         key = self._tiers.withdraw_fill(size_class)
         if key is None:
             return False
-        self._device.appendleft(key)
+        self._device.put_back(key)
         return True
 
     def give_way(self, keys: Iterable[int]) -> None:
         """Take back those of ``keys`` that are queued: the policy wants them sooner."""
         for key in keys:
             if key in self._tiers.filling and self._tiers.withdraw(key):
-                self._device.append(key)
+                self._device.extend([key])
 
     def drop(self, unwanted: Mask) -> None:
         """Take back those of ``unwanted[experts]`` that are queued, and forget them."""
         for key in [key for key in self._tiers.filling if unwanted[key]]:
             self._tiers.withdraw(key)
-        self._device = deque(key for key in self._device if not unwanted[key])
+        self._device.drop(unwanted)
 
     def _queue_device(self) -> None:
-        ledger, tiers, keys = self._tiers.device, self._tiers, self._device
-        while keys and len(tiers.filling) < self._most:
-            if not ledger.free:
+        ledger, tiers = self._tiers.device, self._tiers
+        while len(tiers.filling) < self._most and ledger.free:
+            key = self._device.take(ledger.open_classes)
+            if key is None:
                 break
-            key = keys.popleft()
-            if ledger.absent[key] and ledger.free_in(ledger.size_class(key)) and not tiers.bound_for_host(key):
+            if ledger.absent[key] and not tiers.bound_for_host(key):
                 tiers.fetch(key, Reason.FILL)
         self._end_if_over()
 
     def _queue_host(self) -> None:
         ledger, tiers, keys = self._tiers.ledger(Tier.HOST), self._tiers, self._host
-        full: set[int] = set()  # size classes
-        while keys and not (tiers.short_of_host_room or tiers.moving_to_host >= _QUEUED):
-            key = keys.popleft()
-            size_class = ledger.size_class(key)
-            if size_class in full or not (ledger.absent[key] and tiers.device.absent[key]):
+        may_have_room = list(range(ledger.sizes.classes))
+        while not (tiers.short_of_host_room or tiers.moving_to_host >= _QUEUED):
+            key = keys.take(may_have_room)
+            if key is None:
+                if not (self._running or tiers.moving_to_host):
+                    keys.clear()  # no slot will become free by what the fill brings or a policy takes back
+                return
+            if not (ledger.absent[key] and tiers.device.absent[key]):
                 continue
-            if not ledger.free_in(size_class):
-                copies = ledger.evictable_in(size_class) & tiers.device.resident
-                if not (copies.any() and self._evictor.free_one(Tier.HOST, key, Reason.FILL, copies)):
-                    full.add(size_class)
-                    if len(full) == ledger.sizes.classes:
-                        keys.clear()
-                        return
-                    continue
-            tiers.fetch_to_host(key, Reason.FILL)
-            ledger.prefetches.begin(key)
+            if ledger.free_in(ledger.size_class(key)) or self._displace_copy(key):
+                tiers.fetch_to_host(key, Reason.FILL)
+                ledger.prefetches.begin(key)
+            else:
+                may_have_room.remove(ledger.size_class(key))
+                keys.put_back(key)
+
+    def _displace_copy(self, incoming: int) -> bool:
+        """Free a host slot for the expert of one that the device holds too. False: there is none, or it stays."""
+        ledger = self._tiers.ledger(Tier.HOST)
+        copies = ledger.evictable_in(ledger.size_class(incoming)) & self._tiers.device.resident
+        return bool(copies.any()) and self._evictor.free_one(Tier.HOST, incoming, Reason.FILL, copies)
 
     def _end_if_over(self) -> None:
-        if self._tiers.filling or (self._device and self._tiers.device.free):
+        device = self._tiers.device
+        if self._tiers.filling or (device.free and self._device.count_within(device.free_places.tolist())):
             return
         self._device.clear()
         self._running = False

@@ -58,6 +58,11 @@ class SlotSizes:
         """Of as many slots as there are experts."""
         return int(self._ends[-1])
 
+    @property
+    def mean_bytes(self) -> int:
+        """Of one expert, the mean of all."""
+        return self.all_bytes // self.experts
+
     def nbytes(self, slots: int) -> int:
         """Of the first ``slots``."""
         return int(self._ends[slots])

@@ -21,6 +21,7 @@ from greenroom.policies.base.events import (
 )
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy, Target
+from greenroom.policies.base.slot_sizes import SlotSizes
 from greenroom.policies.base.victim_selection import lowest
 from greenroom.policies.replacement.lru import Recency
 
@@ -35,8 +36,8 @@ class LiteralDuoServe(ExpertPolicy):
 
     *Answers* (§5.3). A step's first layer is fetched on demand. While a layer runs, ExpertMLP foresees the next one's
     picks: the top-k by probability. An expert that was wrongly foreseen makes room for one that was not. With several
-    rows an expert is wanted with 1 − Π(1 − p), and as many are as these sum up to: at least top-k, at most the slots.
-    The paper has single requests only.
+    rows an expert is wanted with 1 − Π(1 − p), and as many are as these sum up to: at least top-k, at most the slots
+    that its experts can be in. The paper has single requests only.
 
     *Prompts* (§5.2). A layer's experts pass through the slots in ascending order, fetched and computed in step. The
     first expert of the next layer, and of a step's first one, comes while slots are left. Nothing is predicted. A step
@@ -55,7 +56,8 @@ class LiteralDuoServe(ExpertPolicy):
 
     def __init__(self, catalogue: Catalogue) -> None:
         super().__init__(catalogue)
-        self._slots = catalogue.size
+        self._sizes = SlotSizes(catalogue)
+        self._places = self._sizes.places(catalogue.size)
         self._recency = Recency(catalogue.size)
         self._asked: PredictionRequest | None = None
         self._has_prompts = False
@@ -64,7 +66,7 @@ class LiteralDuoServe(ExpertPolicy):
 
     def on_budget_changed(self, tier: Tier, budget_bytes: int) -> None:
         if tier is Tier.DEVICE:
-            self._slots = max(1, budget_bytes // int(self.catalogue.bytes_of.max()))
+            self._places = self._sizes.places(self._sizes.within(budget_bytes))
 
     def on_step_started(self, step: Step) -> None:
         self._asked = None
@@ -95,8 +97,9 @@ class LiteralDuoServe(ExpertPolicy):
         if request is None or prediction.request is not request or prediction.values.shape != (self._rows, experts):
             return
         layer = request.layers[0]
-        places = foreseen(prediction.values, int(self.catalogue.top_k[layer]), self._slots)
-        self._want(np.sort(places) + self.catalogue.first[layer])
+        first = self.catalogue.first[layer]
+        slots = int(self._places[self._sizes.class_of[first]])
+        self._want(np.sort(foreseen(prediction.values, int(self.catalogue.top_k[layer]), slots)) + first)
 
     def streams(self, routing: LayerRouting, missing: Keys) -> bool:
         return self._has_prompts

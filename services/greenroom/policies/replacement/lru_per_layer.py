@@ -9,25 +9,34 @@ from greenroom.policies.base.array_types import NO_KEYS, Counts, Keys, Mask
 from greenroom.policies.base.events import LayerRouting, Tier, Transfer, VictimRequest
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.expert_policy import ExpertPolicy
+from greenroom.policies.base.slot_sizes import SlotSizes
 from greenroom.policies.replacement.lru import Recency
 
 
 class LruPerLayer(ExpertPolicy):
     """Each layer has slots ÷ layers of its own, and evicts its own least recently used expert (Eliseev and Mazur,
-    arXiv:2312.17238; "Cache-MoE" in ExpertFlow, section 5.1).
+    arXiv:2312.17238; "Cache-MoE" in ExpertFlow, section 5.1). Where records differ in size, both are counted by size
+    class: a layer has a share of the slots that its experts can be in.
 
-    Slots are one memory here, so a layer that needs more of them at once than its share takes them from others for that
-    moment: those furthest above their share first. It is the first to give them back. What is left over by the division
-    goes to whoever asks.
+    The slots of a class are one memory here. So a layer that needs more of them at once than its share takes them from
+    others for that moment: those furthest above their share first. It is the first to give them back. What is left over
+    by the division goes to whoever asks.
     """
 
     def __init__(self, catalogue: Catalogue) -> None:
         super().__init__(catalogue)
         self._recency = Recency(catalogue.size)
-        self._shares: dict[Tier, float] = {}
+        self._sizes = SlotSizes(catalogue)
+        self._has: Mask = np.zeros((self._sizes.classes, catalogue.layers), dtype=np.bool_)
+        """``[classes, layers]``: where the layer has experts of the class."""
+        self._has[self._sizes.class_of, catalogue.layer_of] = True
+        self._shares = dict.fromkeys((Tier.DEVICE, Tier.HOST), np.zeros(catalogue.layers))
+        """``[layers]``: bytes."""
 
     def on_budget_changed(self, tier: Tier, budget_bytes: int) -> None:
-        self._shares[tier] = budget_bytes / self.catalogue.layers
+        sizes = self._sizes
+        of_class = sizes.places(sizes.within(budget_bytes)) * sizes.bytes_of
+        self._shares[tier] = of_class / self._has.sum(axis=1) @ self._has
 
     def on_layer_routed(self, routing: LayerRouting) -> None:
         self._recency.use(routing.experts)
@@ -46,7 +55,7 @@ class LruPerLayer(ExpertPolicy):
         own[layer_of[request.incoming]] = True
         left, chosen, freed = request.evictable.copy(), list[int](), 0
         while freed < request.bytes_needed:
-            above: NDArray[np.float64] = held - np.float64(self._shares.get(request.tier, 0.0))
+            above: NDArray[np.float64] = held - self._shares[request.tier]
             key = self._next(np.flatnonzero(left), above, own)
             left[key] = False
             chosen.append(key)

@@ -26,9 +26,9 @@ RUNTIME_BYTES = 700 * 1024**2
 class Summary:
     """Sizes in bytes. ``refused``: why the batch loop does not serve the model, None where it does. ``checked``: the
     headers of the weights were compared with the configuration; False where there are no weights here.
-    ``slots``: how memory for experts is cut. ``expert_format``: how the experts lie in memory, "plain" being numbers of
-    ``dtype``. ``dense_formats``: of linear layers outside them that stay as they are stored, as far as there are
-    headers of weights to say so.
+    ``slot_sizes``: how memory for experts is cut. ``expert_format``: how the experts lie in memory, "plain" being
+    numbers of ``dtype``. ``dense_formats``: of linear layers outside them that stay as they are stored, as far as there
+    are headers of weights to say so.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Summary:
     moe_layers: int
     experts_per_layer: int
     top_k: int
-    slots: SlotSizes
+    slot_sizes: SlotSizes
     dense_bytes: int
     kv_bytes_per_token: int | None
     max_model_len: int
@@ -48,31 +48,33 @@ class Summary:
 
     @property
     def experts(self) -> int:
-        return self.slots.experts
+        return self.slot_sizes.experts
 
     @property
-    def expert_bytes(self) -> int:
-        """Of one expert in the mean."""
-        return self.slots.all_bytes // self.slots.experts
+    def mean_expert_bytes(self) -> int:
+        """Of all experts of the model."""
+        return self.slot_sizes.mean_bytes
 
     @property
     def least_bytes(self) -> int:
-        return self.dense_bytes + self.slots.nbytes(self.slots.least)
+        return self.dense_bytes + self.slot_sizes.nbytes(self.slot_sizes.least)
 
     def fits(self, available: int) -> str:
         """How many experts ``available`` bytes hold beside the dense weights and one request at full length."""
         kv = (self.kv_bytes_per_token or 0) * self.max_model_len
         room = available - RUNTIME_BYTES - self.dense_bytes - kv
-        slots = self.slots.within(room)
-        if slots < self.slots.least:
+        slots = self.slot_sizes.within(room)
+        if slots < self.slot_sizes.least:
             return "not even one layer's top-k experts"
         return f"about {slots} of {self.experts} experts ({slots / self.experts:.0%}) beside one request at full length"
 
     def record(self) -> dict[str, Any]:
-        """All figures, flat, for JSON. ``expert_sizes``: the sizes that records have, ascending."""
-        own = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "slots"}
-        sizes = self.slots.bytes_of.tolist()
-        return {**own, "experts": self.experts, "expert_bytes": self.expert_bytes, "expert_sizes": sizes}
+        """All figures, flat, for JSON. ``expert_bytes``: of one expert, the mean of all. ``expert_sizes``: the sizes
+        that records have, ascending.
+        """
+        own = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "slot_sizes"}
+        sizes = self.slot_sizes.bytes_of.tolist()
+        return {**own, "experts": self.experts, "expert_bytes": self.mean_expert_bytes, "expert_sizes": sizes}
 
 
 def summarise(
@@ -133,7 +135,7 @@ def summarise(
         moe_layers=len(layers),
         experts_per_layer=max(layer.experts for layer in layers),
         top_k=max(layer.top_k for layer in layers),
-        slots=SlotSizes(catalogue),
+        slot_sizes=SlotSizes(catalogue),
         dense_bytes=dense + sum(one.nbytes for one in stored.values()),
         kv_bytes_per_token=kv_bytes,
         max_model_len=getattr(text, "max_position_embeddings", 0) or 0,

@@ -62,7 +62,7 @@ def needs_of(
         + attention
         + foreseeing_bytes(config, itemsize)
         + path_bytes(config, manifest),
-        slots=SlotSizes(catalogue_of(manifest)),
+        slot_sizes=SlotSizes(catalogue_of(manifest)),
         kv_for_one=kv_for_one,
         kv_for_all=kv_for_one * config.max_running,
         attention=attention,

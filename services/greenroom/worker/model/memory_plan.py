@@ -48,7 +48,7 @@ ACCELERATOR_SLACK = 512 * MIB
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What the model needs, in bytes. ``slots``: how memory for experts is cut. ``kv_for_one``: the KV of one
+    """What the model needs, in bytes. ``slot_sizes``: how memory for experts is cut. ``kv_for_one``: the KV of one
     sequence at full length; ``kv_for_all``: that of as many sequences as may run; ``kv_expected``: what these are
     expected to hold at their ends, which is ``kv_for_all`` where nothing is known (0). ``attention``: the part of the
     workspace that grows with the length of a sequence. ``chunked``: the batch policy keeps to ``--prefill-chunk``.
@@ -56,7 +56,7 @@ class Needs:
 
     dense: int
     workspace: int
-    slots: SlotSizes
+    slot_sizes: SlotSizes
     kv_for_one: int
     kv_for_all: int
     attention: int = 0
@@ -66,7 +66,7 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bytes, and expert slots. ``base``: what the process occupies before anything is loaded.
+    """Bytes, and numbers of slots for experts. ``base``: what the process occupies before anything is loaded.
 
     ``apart``: the device has memory of its own. The plan is of that memory then; ``base`` and the host tier are RAM.
     """
@@ -75,7 +75,7 @@ class MemoryPlan:
     dense: int
     workspace: int
     kv: int
-    slots: SlotSizes
+    slot_sizes: SlotSizes
     device_slots: int
     host_slots: int
     notes: tuple[str, ...] = ()
@@ -83,25 +83,26 @@ class MemoryPlan:
 
     @property
     def experts(self) -> int:
-        return self.slots.experts
+        return self.slot_sizes.experts
 
     @property
     def mean_expert_bytes(self) -> int:
         """Of all experts of the model."""
-        return self.slots.all_bytes // self.slots.experts
+        return self.slot_sizes.mean_bytes
 
     @property
-    def expert_bytes(self) -> int:
-        return self.slots.nbytes(self.device_slots)
+    def expert_memory(self) -> int:
+        """Bytes of the device's slots together."""
+        return self.slot_sizes.nbytes(self.device_slots)
 
     @property
     def host_bytes(self) -> int:
-        return self.slots.nbytes(self.host_slots)
+        return self.slot_sizes.nbytes(self.host_slots)
 
     @property
     def total(self) -> int:
         """The most that the process will occupy: of the device's memory where that is apart, else of RAM."""
-        on_device = self.dense + self.workspace + self.kv + self.expert_bytes
+        on_device = self.dense + self.workspace + self.kv + self.expert_memory
         return on_device if self.apart else on_device + self.base + self.host_bytes
 
     def describe(self) -> str:
@@ -115,8 +116,8 @@ class MemoryPlan:
             ("KV", self.kv, "running requests"),
             (
                 "experts",
-                self.expert_bytes,
-                f"{self.device_slots} of {self.experts} experts ({share:.0%}), {self.slots.describe()} each",
+                self.expert_memory,
+                f"{self.device_slots} of {self.experts} experts ({share:.0%}), {self.slot_sizes.describe()} each",
             ),
         ]
         total = ("total", self.total, "; ".join(self.notes))
@@ -147,7 +148,7 @@ def plan_memory(
     two may also be a share of all experts. Raises BudgetTooSmall where the model can not run in what it gets, and
     InvalidConfig for text that is no size.
     """
-    sizes = needs.slots
+    sizes = needs.slot_sizes
     all_experts = sizes.all_bytes
     workspace = needs.workspace if ram is None else needs.workspace + ACCELERATOR_SLACK
     fixed = needs.dense + workspace
@@ -183,7 +184,7 @@ def plan_memory(
         dense=needs.dense,
         workspace=workspace,
         kv=kv,
-        slots=sizes,
+        slot_sizes=sizes,
         device_slots=slots,
         host_slots=sizes.host_slots(host or 0),
         notes=tuple(notes),
@@ -219,7 +220,7 @@ def plan_to_fit(
             refused = refused or error
         else:
             found = made, length
-            modest = needs.attention <= ATTENTION_SHARE * (needs.attention + made.kv + made.expert_bytes)
+            modest = needs.attention <= ATTENTION_SHARE * (needs.attention + made.kv + made.expert_memory)
             if fixed or modest or made.device_slots == made.experts:
                 break
         if fixed or length // 2 < LEAST_CONTEXT:
@@ -258,7 +259,7 @@ def plan_rows(
         except BudgetTooSmall:
             break
         taken = made.workspace - least.workspace
-        if taken > ROWS_SHARE * least.expert_bytes or made_length < length or holds(made) <= rows:
+        if taken > ROWS_SHARE * least.expert_memory or made_length < length or holds(made) <= rows:
             break
         chosen, rows = made, 2 * rows
     note = f"{rows} rows a step (--tokens-per-step auto)"
@@ -307,7 +308,7 @@ def _auto_kv(needs: Needs, spare: int, experts: int) -> int:
     useful = needs.kv_for_all
     if needs.kv_expected:
         useful = min(useful, max(needs.kv_for_one, int(KV_SPREAD * needs.kv_expected)))
-    return max(min(useful, share), min(needs.kv_for_one, spare - needs.slots.nbytes(needs.slots.least)), 0)
+    return max(min(useful, share), min(needs.kv_for_one, spare - needs.slot_sizes.nbytes(needs.slot_sizes.least)), 0)
 
 
 def _budget(text: str, field: str, whole: int | None) -> int | None:

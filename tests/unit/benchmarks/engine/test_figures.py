@@ -36,10 +36,10 @@ def whole_run() -> list[Row]:
     parts = {"experts": 0.6, "bookkeeping": 0.03, "waiting": 0.37, "loop": 0.5}
     return [
         ours("policies", WIDENED, RESIDENT, [1.0]),
-        ours("policies", WIDENED, THIRD, [4.0], policy="fifo", trace=trace(misses=6), each=moved),
+        ours("policies", WIDENED, THIRD, [4.0], policy="fifo", trace=trace(belady=60), each=moved),
         ours("policies 2", WIDENED, RESIDENT, [1.0]),
-        ours("policies 2", WIDENED, THIRD, [3.0], policy="lfu", trace=trace(misses=8), each=moved),
-        ours("policies 2", WIDENED, THIRD, [2.0], policy="belady", trace=trace(misses=8), each=moved),
+        ours("policies 2", WIDENED, THIRD, [3.0], policy="lfu", trace=trace(belady=80), each=moved),
+        ours("policies 2", WIDENED, THIRD, [2.0], policy="belady", trace=trace(belady=80), each=moved),
         *shares(WIDENED, 1.0, {"eager": 3.0, "grouped_mm": 2.0}, 0.5),
         ours(SHARES, WIDENED, THIRD, [1.0], instrumented=True, each={"inside": parts, "steps": 10}),
         ours(BOUNDED, WIDENED, THIRD, [1.0], cgroup_peak_bytes=80, each={"peak_bytes": 90}),

@@ -15,7 +15,7 @@ def rows() -> list[Row]:
     each = {"bytes_moved": 20 << 20, "link": float(10 << 20), "hits": 3, "look_ups": 4, "peak_bytes": 1 << 30}
     return [
         row(SHARES, WIDENED, GREENROOM, [1.0, 1.0], share=RESIDENT, policy="lru", facts=facts),
-        row(SHARES, WIDENED, GREENROOM, [3.0, 5.0], share=THIRD, policy="lfu", each=each, trace=trace(misses=10),
+        row(SHARES, WIDENED, GREENROOM, [3.0, 5.0], share=THIRD, policy="lfu", each=each, trace=trace(belady=10 << 20),
             facts={**facts, "slots": 31}),
         row(SHARES, WIDENED, PEER, [2.0, 2.0], share=RESIDENT, policy="eager"),
         Row(BOUNDED, WIDENED, "disk_offload", error="killed by the kernel:\nit needs more"),

@@ -25,7 +25,7 @@ class FakeChild:
         self._turns += 1
         if self._turns - 1 == self._fails_at:
             raise ArmFailed("broken")
-        trace = {"accesses": 1, "belady_misses": 2, "bytes_touched": 3} if arguments.get("record") else None
+        trace = {"accesses": 1, "belady_bytes": 2, "bytes_touched": 3} if arguments.get("record") else None
         return {"seconds": 1.0, "tokens": sum(arguments["lengths"]), "ids": [], "trace": trace}
 
 
@@ -72,7 +72,7 @@ def test_the_first_round_warms_up_and_is_not_measured() -> None:
     assert warm == {"prompts": [[1, 2]], "lengths": [4], "concurrency": 2, "record": True}
     assert measured == {"prompts": [[1, 2], [3]], "lengths": [4, 5], "concurrency": 2}
     assert row.trace is not None
-    assert row.trace.belady_misses == 2
+    assert row.trace.belady_bytes == 2
     assert row.turns[1].tokens == 9
 
 

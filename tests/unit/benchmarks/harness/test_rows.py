@@ -49,12 +49,12 @@ def test_time_over_the_bound_is_of_the_link_as_it_was_in_the_round() -> None:
 
 
 def test_moved_over_belady_counts_all_bytes() -> None:
-    measured = row("s", "m", "greenroom", [1.0, 1.0, 1.0], facts={"expert_bytes": 10}, trace=trace(misses=4))
+    measured = row("s", "m", "greenroom", [1.0, 1.0, 1.0], trace=trace(belady=40))
     for number, moved in enumerate((60, 80, 100), start=1):
         measured.turns[number].bytes_moved = moved
     assert measured.belady_bytes == 40
     assert measured.moved_over_belady == 2.0
-    measured.trace = trace(misses=0)
+    measured.trace = trace(belady=0)
     assert measured.moved_over_belady is None
 
 

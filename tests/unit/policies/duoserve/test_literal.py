@@ -8,6 +8,7 @@ import pytest
 from greenroom.core.errors import InvalidConfig, UnknownName
 from greenroom.policies.base.events import LayerRouting, Phase, Prediction, PredictionRequest, Tier, VictimRequest
 from greenroom.policies.base.expert_keys import Catalogue
+from greenroom.policies.base.slot_sizes import SlotSizes
 from greenroom.policies.duoserve.literal import EXPERT_MLP, LiteralDuoServe, foreseen
 from greenroom.policies.duoserve.policy import DuoServe
 from greenroom.policies.registry import check_given, check_taken, create_policy, policy_class, spelling
@@ -108,6 +109,19 @@ def test_several_rows_want_what_any_of_them_wants() -> None:
     assert sorted(foreseen(sure, 2, 4).tolist()) == [0, 1, 2], "as many as the chances sum up to"
     assert foreseen(sure, 2, 2).tolist() == [1, 0], "no more than there are slots"
     assert len(foreseen(-sure - 18, 2, 4)) == 2, "and no fewer than a row picks"
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_several_rows_want_no_more_than_there_are_slots_of_the_size(layer: int) -> None:
+    pool = Catalogue("p", experts_per_layer=[8] * 3, top_k=[K] * 3, expert_bytes=[30, 10, 30])
+    sizes, policy, step = SlotSizes(pool), LiteralDuoServe(pool), step_of(*range(4), number=1)
+    small, large = sizes.places(8).tolist()
+    policy.on_budget_changed(Tier.DEVICE, sizes.nbytes(8))
+    policy.on_step_started(step)
+    policy.on_layer_routed(LayerRouting.from_picks(pool, step, layer, np.array([[0, 1]] * 4)))
+    answered(policy, *[[LIKELY] * 8] * 4)
+
+    assert len(wanted(policy)) == (small, large)[layer] < 8
 
 
 def test_a_logit_that_is_none_counts_as_never() -> None:
