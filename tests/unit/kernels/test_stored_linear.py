@@ -176,5 +176,9 @@ def test_the_module_is_its_product() -> None:
         found = module(inputs)
         assert torch.equal(found, native.linear_layer(inputs.view(10, 96), own.weights).view(2, 5, 64))
         assert torch.equal(module(inputs[:, ::2]), found[:, ::2]), "rows that are not side by side"
+        for wrong in (inputs.float(), inputs.half(), inputs.to("meta")):
+            with pytest.raises(TypeError, match="takes bfloat16 on the CPU, not"):
+                module(wrong)
+    assert (module.weight.dtype, module.weight.shape) == (linear.weight.dtype, linear.weight.shape)
     assert {tensor.data_ptr() for tensor in module.buffers()} == {part.data_ptr() for part in own.matrix.tensors}
     assert module.state_dict().keys() == {"bias"}, "codes are of the checkpoint, not of the model"
