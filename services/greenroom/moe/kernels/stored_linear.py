@@ -31,7 +31,7 @@ class StoredLinear(nn.Module):
 
     @property
     def weight(self) -> torch.Tensor:
-        """What it would be as numbers, on the meta device: models ask a linear layer for its dtype. It has no numbers."""
+        """What it would be as numbers, on the meta device: models ask for its dtype. It has no numbers."""
         return torch.empty(self.out_features, self.in_features, dtype=torch.bfloat16, device="meta")
 
     @property
