@@ -112,7 +112,8 @@ def _linear(weight: torch.Tensor, bias: nn.Parameter | None) -> nn.Linear:
     outputs, inputs = weight.shape
     with torch.device("meta"):
         linear = nn.Linear(inputs, outputs, bias=False)
-    linear.weight, linear.bias = nn.Parameter(weight), bias
+    linear.weight = nn.Parameter(weight)
+    linear.register_parameter("bias", bias)
     return linear.eval()
 
 
