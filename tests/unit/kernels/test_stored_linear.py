@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -176,5 +178,49 @@ def test_the_module_is_its_product() -> None:
         found = module(inputs)
         assert torch.equal(found, native.linear_layer(inputs.view(10, 96), own.weights).view(2, 5, 64))
         assert torch.equal(module(inputs[:, ::2]), found[:, ::2]), "rows that are not side by side"
+        for wrong in (inputs.float(), inputs.half(), inputs.to("meta")):
+            with pytest.raises(TypeError, match="takes bfloat16 on the CPU, not"):
+                module(wrong)
+    assert (module.weight.dtype, module.weight.shape) == (linear.weight.dtype, linear.weight.shape)
     assert {tensor.data_ptr() for tensor in module.buffers()} == {part.data_ptr() for part in own.matrix.tensors}
     assert module.state_dict().keys() == {"bias"}, "codes are of the checkpoint, not of the model"
+
+
+GROWTH = """
+import sys
+from pathlib import Path
+import torch
+from greenroom.experts.pack.layout import DTYPES
+from greenroom.moe.formats.int4.record import Int4
+from greenroom.moe.native.rows import GroupedMatrix, native_rows
+
+native, of, width = native_rows(), Int4(128, ordered=sys.argv[1] == "ordered"), 2048
+torch.set_num_threads(8)
+tensors = [torch.zeros(shape, dtype=DTYPES[dtype]) for _, shape, dtype in of.parts_alone(width, width)]
+if of.ordered:
+    tensors[-1].copy_(torch.randperm(width))
+weights = native.linear_weights(GroupedMatrix(of.products[1], width, tuple(tensors)))
+rows = torch.randn(1024, width).bfloat16()
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1])
+
+native.linear_layer(rows[:1], weights)
+before = resident()
+native.linear_layer(rows, weights)
+print((resident() - before) * 4096)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc says what a process takes")
+def test_an_order_takes_no_memory_for_each_thread(instruction_set: str) -> None:
+    """A copy of the rows for each of 8 threads would be 32 MiB."""
+    if instruction_set != native.instruction_sets[0]:
+        pytest.skip("one instruction set is enough: rows are put in order before")
+    grown = {
+        kind: int(
+            subprocess.run([sys.executable, "-c", GROWTH, kind], check=True, capture_output=True, timeout=120).stdout
+        )
+        for kind in ("plain", "ordered")
+    }
+    assert grown["ordered"] < grown["plain"] + 2**21

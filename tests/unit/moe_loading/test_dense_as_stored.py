@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
-from greenroom.core.errors import CorruptCheckpoint, InvalidConfig
+from greenroom.core.errors import CorruptCheckpoint, InvalidConfig, UnsupportedModel
+from greenroom.moe.architecture.families import PROVEN
+from greenroom.moe.architecture.moe_layers import model_class
 from greenroom.moe.forward.batch_invariance import require
 from greenroom.moe.forward.ragged_model import RaggedModel
 from greenroom.moe.forward.ragged_probe import experts_bypassed
@@ -27,11 +30,20 @@ from tests.compiled import native as native
 from tests.contract.exactness.models import batch_logits
 from tests.fp8_checkpoints import rewrite, to_fp8
 from tests.int4_checkpoints import KINDS, save_int4
-from tests.random_checkpoints import save_random
+from tests.matrices import matrix
+from tests.random_checkpoints import FAMILIES, Family, edit_json, save_random
 
 SIZES: dict[str, Any] = {"hidden_size": 160, "moe_intermediate_size": 144, "head_dim": 32}
 """Of which neither is a multiple of a block, and the heads are as wide as lean steps need."""
 LATENT: dict[str, Any] = {"hidden_size": 96, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 32}
+SPARSE = {**FAMILIES["deepseek_v3"].config, **LATENT, "index_n_heads": 4, "index_head_dim": 16, "index_topk": 16}
+UNPROVEN = {
+    "deepseek_v32": Family("deepseek_v32", "DeepseekV32Config", "DeepseekV32ForCausalLM", SPARSE),
+    "glm_moe_dsa": Family("glm_moe_dsa", "GlmMoeDsaConfig", "GlmMoeDsaForCausalLM", SPARSE),
+}
+"""Families that ask a linear layer for its weight, one of whose layers transformers has a say on the dtype of."""
+STACKED = {"gpt_oss": "re:.*experts", "granitemoe": "re:.*block_sparse_moe"}
+"""Whose experts are stacked on disk, and so stay numbers beside codes, which FP8 has no words for: what is left out."""
 LLAMA_CPP: dict[str, dict[str, Any]] = {
     "mixtral": {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64},
     "qwen2_moe": {
@@ -74,6 +86,7 @@ MADE: dict[str, tuple[Callable[[Path], Path], set[str]]] = {
     "packed, scales in float32": (lambda root: int4(root, "packed-float-scales"), set()),
     "packed, small groups": (lambda root: int4(root, "packed-small-groups"), set()),
     "Q8_0": (lambda root: gguf(root, "qwen2_moe", "Q8_0"), {"int8"}),
+    "MXFP4 and Q8_0": (lambda root: gguf(root, "qwen3_moe", "MXFP4", "Q8_0"), {"fp4", "int8"}),
     "Q4_K and Q6_K": (lambda root: gguf(root, "qwen3_moe", "Q4_K", "Q6_K"), {"q4_k", "q6_k"}),
     "neighbours paired": (lambda root: gguf(root, "mixtral", "Q8_0"), {"int8"}),
     "Q5_K, which no product knows, and Q8_0": (lambda root: gguf(root, "qwen3_moe", "Q5_K", "Q8_0"), {"int8"}),
@@ -226,3 +239,65 @@ def test_codes_of_another_shape_are_refused(native: NativeRows, tmp_path: Path) 
         CorruptCheckpoint, match=rf"{name} in .*model\.safetensors has codes of \(128, 128\), and by the"
     ):
         load(resolve(str(folder)))
+
+
+@matrix(1, family=[*FAMILIES, *UNPROVEN])
+def test_every_family_says_the_same_with_layers_as_stored(
+    native: NativeRows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    """Of those that are not proven ``auto`` expands them: their modules may use a weight in ways of their own."""
+    if family in UNPROVEN:
+        monkeypatch.setitem(FAMILIES, family, UNPROVEN[family])
+    plain = save_random(family, tmp_path / "plain", dtype=torch.bfloat16)
+    if family not in STACKED:
+        folder, stored = to_fp8(plain, tmp_path / "model"), "fp8-blocks"
+    else:
+        folder, stored = save_int4(plain, tmp_path / "model", KINDS["packed"]), "int4"
+        edit_json(folder / "config.json", lambda config: config["quantization_config"].update(ignore=[STACKED[family]]))
+    checkpoint = resolve(str(folder))
+    logits = {}
+    for kept in ("expanded", "auto", "stored"):
+        loaded = load(checkpoint, dense_as=kept)
+        stays = kept == "stored" or (kept == "auto" and family in PROVEN)
+        assert loaded.dense_formats == ((stored,) if stays else ())
+        for layer in loaded.layers:
+            if not layer.stacked:  # Switch Transformers, whose experts are not bypassed below
+                loaded.model.get_submodule(layer.name).forward = lambda rows, *routing: torch.zeros_like(rows)
+        tokens = torch.arange(1, 9)[None]
+        inputs = {"input_ids": tokens} if loaded.decoder_only else {"input_ids": tokens, "decoder_input_ids": tokens}
+        with torch.inference_mode(), experts_bypassed(loaded.model):
+            logits[kept] = loaded.model(**inputs, use_cache=False).logits.float()
+    assert torch.equal(logits["auto"], logits["stored" if family in PROVEN else "expanded"])
+    far = (logits["stored"] - logits["expanded"]).norm() / logits["expanded"].norm()
+    assert far < 0.1, "a wrong layer is far off by more than one"
+
+
+def test_layers_that_are_kept_wider_are_expanded(native: NativeRows, tmp_path: Path) -> None:
+    """Their rows are no bf16."""
+    path = "model.layers.1.self_attn.o_proj"
+    checkpoint = resolve(str(fp8(tmp_path)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model_class(checkpoint.config), "_keep_in_fp32_modules_strict", [f"{path}.weight"])
+        model = load(checkpoint).model
+    linear = model.get_submodule(path)
+    assert type(linear) is nn.Linear
+    assert linear.weight.dtype is torch.float32
+    assert type(model.get_submodule(path.replace("1", "2"))) is StoredLinear
+
+
+def test_inputs_in_no_order_that_the_settings_say_are_expanded_or_refused(native: NativeRows, tmp_path: Path) -> None:
+    path = "model.layers.0.self_attn.q_proj"
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[f"{path}.g_idx"] = tensors[f"{path}.g_idx"].flip(0).contiguous()
+
+    checkpoint = resolve(str(rewrite(int4(tmp_path, "gptq"), change)))
+    own, numbers = (load(checkpoint, dense_as=kept).model for kept in ("auto", "expanded"))
+    linear = own.get_submodule(path)
+    assert type(linear) is nn.Linear
+    assert torch.equal(linear.weight, numbers.get_submodule(path).weight)
+    assert type(own.get_submodule(path.replace("q_proj", "k_proj"))) is StoredLinear
+    with torch.inference_mode(), experts_bypassed(own):
+        assert own(input_ids=torch.arange(1, 9)[None], use_cache=False).logits.isfinite().all()
+    with pytest.raises(UnsupportedModel, match=rf"{path}\.g_idx in .*model\.safetensors: a matrix's inputs are in an"):
+        load(checkpoint, dense_as="stored")

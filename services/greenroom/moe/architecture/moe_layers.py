@@ -119,6 +119,12 @@ def experts_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield name, module
 
 
+def is_kept_wider(model: Any, name: str, dtype: torch.dtype) -> bool:
+    """Whether transformers keeps a parameter in another dtype than the one that the model is loaded in."""
+    kept = [pattern for pattern, wide in model._get_dtype_plan(dtype).items() if wide != dtype]
+    return any(re.search(pattern.replace("*", ".*"), name) for pattern in kept)
+
+
 def describe_layers(model: Any, config: Any, dtype: torch.dtype) -> tuple[MoeLayer, ...]:
     """The MoE layers of a model that is to be loaded in ``dtype``, and still has its experts' parameters.
 
@@ -126,10 +132,9 @@ def describe_layers(model: Any, config: Any, dtype: torch.dtype) -> tuple[MoeLay
     the configuration contradicts itself about experts.
     """
     layers = tuple(_describe(name, module, config) for name, module in experts_modules(model))
-    kept = [pattern for pattern, wide in model._get_dtype_plan(dtype).items() if wide != dtype]
     for layer in layers:
         names = [layer.parameter(tensor.name, 0) for tensor in layer.tensors]
-        if any(re.search(pattern.replace("*", ".*"), name) for pattern in kept for name in names):
+        if any(is_kept_wider(model, name, dtype) for name in names):
             raise unsupported(config.model_type, f"transformers keeps some of its experts' tensors wider than {dtype}")
     if not layers:
         raise unsupported(config.model_type, "the model is dense, or its experts are not where others have them")

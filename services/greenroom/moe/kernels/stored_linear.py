@@ -30,6 +30,11 @@ class StoredLinear(nn.Module):
         self._weights = native.linear_weights(matrix, self.bias)
 
     @property
+    def weight(self) -> torch.Tensor:
+        """What it would be as numbers, on the meta device: models ask for its dtype. It has no numbers."""
+        return torch.empty(self.out_features, self.in_features, dtype=torch.bfloat16, device="meta")
+
+    @property
     def weights(self) -> LinearWeights:
         assert self._weights is not None, "``store`` has been called when a model is loaded"
         return self._weights
@@ -40,5 +45,11 @@ class StoredLinear(nn.Module):
         return self._native.linear_layer(rows, self.weights)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """``inputs[..., in_features]`` to ``[..., out_features]``. Raises TypeError unless they are bf16 on the CPU."""
+        if inputs.dtype is not torch.bfloat16 or inputs.device.type != "cpu":
+            raise TypeError(
+                f"a linear layer in codes takes bfloat16 on the CPU, not {inputs.dtype} on {inputs.device.type}: use "
+                "--dense-as expanded"
+            )
         out = self.product(inputs.reshape(-1, self.in_features).contiguous())
         return out.view(*inputs.shape[:-1], self.out_features)

@@ -31,7 +31,7 @@ from transformers.core_model_loading import (
 from greenroom.checkpoints.safetensors_headers import StoredTensor
 from greenroom.checkpoints.shard_reader import place_of, stored_shape, torch_dtype, typed
 from greenroom.core.errors import CorruptCheckpoint, UnsupportedModel
-from greenroom.moe.architecture.families import unsupported
+from greenroom.moe.architecture.families import family_of, unsupported
 from greenroom.moe.architecture.moe_layers import ExpertTensor, MoeLayer, blueprint, describe_layers
 from greenroom.moe.formats.expert_format import PLAIN_FORMAT, BadCodes, EncodesNumbers, ExpertFormat
 from greenroom.moe.formats.gguf_storage import GgufMxfp4, matrix_format_of, storage_of
@@ -157,13 +157,17 @@ class ExpertPlan:
         expert_format: ExpertFormat | Sequence[ExpertFormat] = PLAIN_FORMAT,
         *,
         dense_as_stored: bool = False,
+        dense_required: bool = False,
     ) -> None:
         """``expert_format``: of the records, or of each layer's. Plain, the one that the checkpoint ships its experts
         in, or one that encodes numbers. ``dense_as_stored``: linear layers outside the experts stay in their codes,
-        where compiled products know these.
+        where compiled products know these. Of families that are not proven they do so if it is ``dense_required``:
+        modules of a model may use a linear layer's numbers in ways of their own. A layer whose weights turn out to be
+        in no order that products know is then refused, and else expanded.
         """
         self.checkpoint = checkpoint
         self.dtype = dtype
+        self.dense_required = dense_required
         self._shipping = shipped(checkpoint.config, checkpoint.tensors)
         self._shipped, self.storage = self._shipping.format, self._shipping.storage
         self._leaves_out = self._shipping.leaves_out
@@ -181,7 +185,8 @@ class ExpertPlan:
         self.unused_biases: list[StoredTensor] = []
         self._unconverted: dict[str, str] = {}  # a dense tensor's name in the checkpoint, by its name in the model
         self.recipes = self._recipes()
-        self.dense_stored = self._keep_dense() if dense_as_stored else {}
+        stays = dense_as_stored and (dense_required or family_of(checkpoint.config).proven)
+        self.dense_stored = self._keep_dense() if stays else {}
         checked = set()
         for layer, recipes in zip(self.layers, self.recipes, strict=True):
             # In most models all experts have one build.
@@ -255,6 +260,10 @@ class ExpertPlan:
     def keep_plain(self, number: int) -> None:
         """From now on the records of layer ``number`` hold numbers, although another format was asked for."""
         self.formats[number] = PLAIN_FORMAT
+
+    def expand_dense(self, path: str) -> None:
+        """From now on the linear layer at ``path`` is numbers, although it was to stay as it is stored."""
+        del self.dense_stored[path]
 
     def joins(self, recipe: Recipe) -> bool:
         """Whether numbers are no more than the weights as stored, one after the other, to the bit.
@@ -363,7 +372,7 @@ class ExpertPlan:
     def _keep_dense(self) -> dict[str, StoredMatrix]:
         """Takes what stays as it is stored out of the other dense tensors."""
         kept = {}
-        for path, linear in linear_layers(self._model, self.layers).items():
+        for path, linear in linear_layers(self._model, self.layers, self.dtype).items():
             name = self._unconverted.get(f"{path}.weight")
             found = None if name is None else self._stored_as(name)
             if name is None or found is None:

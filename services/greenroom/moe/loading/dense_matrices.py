@@ -12,9 +12,9 @@ from torch import nn
 
 from greenroom.checkpoints.safetensors_headers import StoredTensor
 from greenroom.checkpoints.shard_reader import ShardReader, typed
-from greenroom.core.errors import CorruptCheckpoint
+from greenroom.core.errors import CorruptCheckpoint, UnsupportedModel
 from greenroom.experts.pack.layout import DTYPES, RecordLayout
-from greenroom.moe.architecture.moe_layers import MoeLayer
+from greenroom.moe.architecture.moe_layers import MoeLayer, is_kept_wider
 from greenroom.moe.formats.expert_format import BadCodes
 from greenroom.moe.formats.grouped_format import MatrixFormat
 from greenroom.moe.formats.stored_matrix import MatrixStorage
@@ -50,12 +50,17 @@ class StoredMatrix:
     def read(self, reader: ShardReader, dtype: torch.dtype, gguf: GgufLayout | None, into: GroupedMatrix) -> None:
         """Read it and lay it out for the compiled products. ``dtype``: the model's. ``gguf``: of a file that is such.
 
-        Raises CorruptCheckpoint for codes that mean no numbers, and for another shape than the model's.
+        Raises CorruptCheckpoint for codes that mean no numbers, and for another shape than the model's, and
+        UnsupportedModel where they can only be expanded.
         """
         weights = read_parts(reader, self.storage, self.stored, dtype)
         if gguf is not None:
             weights = [gguf.restored(self.name, weight) for weight in weights]
-        codes = self.storage.codes(weights)
+        try:
+            codes = self.storage.codes(weights)
+        except UnsupportedModel as error:
+            names = ", ".join(one.name for one in self.stored)
+            raise UnsupportedModel(f"{names} in {self.stored[0].shard}: {error}") from error
         del weights
         if (shape := tuple(codes[0].shape)) != (self.outputs, self.inputs):
             raise CorruptCheckpoint(
@@ -77,8 +82,9 @@ def read_parts(
     return weights
 
 
-def linear_layers(model: Any, layers: Sequence[MoeLayer]) -> Mapping[str, nn.Linear]:
-    """Those of a model, by path, that compiled products of codes can compute. ``layers``: its MoE layers.
+def linear_layers(model: Any, layers: Sequence[MoeLayer], dtype: torch.dtype) -> Mapping[str, nn.Linear]:
+    """Those of a model, by path, that compiled products of codes can compute. ``layers``: its MoE layers. ``dtype``:
+    what it is loaded in; transformers keeps some layers of some models wider, and gives them wider rows.
 
     Routers are not among them: what picks experts stays numbers. Nor is a layer that shares its weight, as a head
     does with an embedding: rows of that are looked up.
@@ -92,6 +98,8 @@ def linear_layers(model: Any, layers: Sequence[MoeLayer]) -> Mapping[str, nn.Lin
         if type(module) is nn.Linear
         and module not in of_routers
         and owners[id(module.weight)] == 1
+        and module.weight.dtype is dtype
+        and not is_kept_wider(model, f"{name}.weight", dtype)
         and module.in_features % 2 == 0
         and module.out_features % 2 == 0
     }

@@ -123,7 +123,9 @@ def load(
     family = family_of(checkpoint.config)
     kept = resolve_dtype(checkpoint, dtype)
     stays = keeps_dense(kept, dense_as, products=products, device="cpu" if device is None else device.type)
-    plan = ExpertPlan(checkpoint, kept, expert_format, dense_as_stored=stays)
+    plan = ExpertPlan(
+        checkpoint, kept, expert_format, dense_as_stored=stays, dense_required=stays and dense_as == "stored"
+    )
     model = load_skeleton(plan, attn_implementation)
     if device is not None and device.type != "cpu":
         model.to(device)

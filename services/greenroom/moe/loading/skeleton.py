@@ -9,14 +9,16 @@ serves.
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import GenerationConfig
 
 from greenroom.checkpoints.safetensors_headers import StoredTensor
 from greenroom.checkpoints.shard_reader import ShardReader, typed
-from greenroom.core.errors import CorruptCheckpoint
+from greenroom.core.errors import CorruptCheckpoint, UnsupportedModel
 from greenroom.moe.architecture.moe_layers import CONSTRUCTING, MoeLayer, Outlined, model_class
 from greenroom.moe.kernels.experts_forward import IMPLEMENTATION
 from greenroom.moe.kernels.stored_linear import StoredLinear
@@ -84,7 +86,8 @@ def _unquantized(config: Any) -> Any:
 
 def _store(model: Any, plan: ExpertPlan) -> None:
     """Matrices that stay codes. What reading one takes comes and goes: all memory that stays is taken before, lest it
-    lies between, and the largest is read first, while there is least beside it.
+    lies between, and the largest is read first, while there is least beside it. One that can not stay becomes numbers
+    here, unless it is required to stay: only its weights tell.
     """
     if not plan.dense_stored:
         return
@@ -93,9 +96,25 @@ def _store(model: Any, plan: ExpertPlan) -> None:
     rooms = [one.room() for one in ordered]
     with ShardReader() as reader:
         for one, room in zip(ordered, rooms, strict=True):
-            one.read(reader, plan.dtype, plan.checkpoint.gguf, room)
             module: Any = model.get_submodule(one.module)
-            module.store(native, room)
+            try:
+                one.read(reader, plan.dtype, plan.checkpoint.gguf, room)
+            except UnsupportedModel:
+                if plan.dense_required:
+                    raise
+                model.set_submodule(one.module, _linear(_numbers(reader, plan, one.stored), module.bias))
+                plan.expand_dense(one.module)
+            else:
+                module.store(native, room)
+
+
+def _linear(weight: torch.Tensor, bias: nn.Parameter | None) -> nn.Linear:
+    outputs, inputs = weight.shape
+    with torch.device("meta"):
+        linear = nn.Linear(inputs, outputs, bias=False)
+    linear.weight = nn.Parameter(weight)
+    linear.register_parameter("bias", bias)
+    return linear.eval()
 
 
 def _dense_weights(plan: ExpertPlan) -> dict[str, torch.Tensor]:
@@ -106,7 +125,8 @@ def _dense_weights(plan: ExpertPlan) -> dict[str, torch.Tensor]:
                 raise CorruptCheckpoint(f"{bias.name} in {bias.shard} is not zero, and the model has no such bias")
         dense = {name: _dense(reader, plan, name, stored) for name, stored in plan.dense.items()}
         for name, parts in plan.dense_in_parts.items():
-            dense[name] = _numbers(reader, plan, parts)
+            assert plan.storage is not None
+            dense[name] = _numbers(reader, plan, [parts[part] for part in plan.storage.parts])
     return dense
 
 
@@ -118,9 +138,10 @@ def _dense(reader: ShardReader, plan: ExpertPlan, name: str, stored: StoredTenso
     return gguf.restored(name, typed(reader.read(stored), stored, dtype=plan.dtype))
 
 
-def _numbers(reader: ShardReader, plan: ExpertPlan, parts: dict[str, StoredTensor]) -> torch.Tensor:
+def _numbers(reader: ShardReader, plan: ExpertPlan, stored: Sequence[StoredTensor]) -> torch.Tensor:
+    """Of a matrix in parts."""
     assert plan.storage is not None
-    weights = read_parts(reader, plan.storage, [parts[part] for part in plan.storage.parts], plan.dtype)
+    weights = read_parts(reader, plan.storage, stored, plan.dtype)
     return plan.storage.numbers(weights, plan.dtype)
 
 

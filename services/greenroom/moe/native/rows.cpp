@@ -52,7 +52,7 @@ struct Rows {
 };
 
 // A matrix in codes whose neighbours share scales: grouped_products.inc. `units` of a panel, and of a group. `order`: which input
-// of x each of its own is; null: they are the same.
+// of the model's each of its own is; null: they are the same. Products are given rows in its order.
 struct CodedMatrix {
   const uint8_t *codes, *scales, *minimums;
   size_t units, group;
@@ -379,10 +379,23 @@ struct Scratch {
   }
 };
 
-// The rows of bf16 that `tokens` name, or the first `count`.
-void fill(Rows &into, const uint16_t *rows, const int64_t *tokens, size_t count) {
+// The `count` rows of bf16 that `tokens` name, or the first ones, with their elements in an `order` (null: in their own).
+void fill(const Rows &into, const uint16_t *rows, const int64_t *tokens, size_t count, const int32_t *order = nullptr) {
   for (size_t r = 0; r < count; r++) {
     const uint16_t *row = rows + (tokens ? tokens[r] : (int64_t)r) * 2 * into.words;
+    if (order) {
+      const Rows own = into.from(r);
+      for (size_t j = 0; j < into.words; j++) {
+        const uint16_t first = row[order[2 * j]], second = row[order[2 * j + 1]];
+        if (own.pairs) {
+          own.pairs[j] = first | (uint32_t)second << 16;
+        } else {
+          own.even[j] = to_float(first);
+          own.odd[j] = to_float(second);
+        }
+      }
+      continue;
+    }
     if (into.pairs) {
       memcpy(into.pairs + r * into.stride, row, into.words * 4);
       continue;
@@ -391,6 +404,29 @@ void fill(Rows &into, const uint16_t *rows, const int64_t *tokens, size_t count)
     for (size_t j = 0; j < into.words; j++) {
       even[j] = to_float(row[2 * j]);
       odd[j] = to_float(row[2 * j + 1]);
+    }
+  }
+}
+
+// Puts the elements of rows [begin, end) into an order, where they are.
+void reorder(const Rows &of, const int32_t *order, size_t begin, size_t end) {
+  std::vector<float> numbers;
+  std::vector<uint16_t> bits;
+  for (size_t r = begin; r < end; r++) {
+    const Rows own = of.from(r);
+    if (own.pairs) {
+      bits.assign((const uint16_t *)own.pairs, (const uint16_t *)own.pairs + 2 * of.words);
+      fill(own, bits.data(), nullptr, 1, order);
+      continue;
+    }
+    numbers.resize(2 * of.words);
+    for (size_t j = 0; j < of.words; j++) {
+      numbers[2 * j] = own.even[j];
+      numbers[2 * j + 1] = own.odd[j];
+    }
+    for (size_t j = 0; j < of.words; j++) {
+      own.even[j] = numbers[order[2 * j]];
+      own.odd[j] = numbers[order[2 * j + 1]];
     }
   }
 }
@@ -471,13 +507,13 @@ void run_experts(const Routed &of, unsigned threads, decltype(Kernels::hidden) h
     }
     const int64_t begin_row = starts[first], rows = starts[last] - begin_row;
     Rows split = scratch.rows(rows, of.hidden), between = inner_scratch.rows(rows, of.inner);
-    fill(split, of.x, of.tokens + begin_row, rows);
     experts.clear();
     for (size_t e = first; e < last; e++) {
       experts.push_back({nullptr, nullptr, of.inner, of.hidden, (size_t)(starts[e + 1] - starts[e]),
                          of.add ? of.tokens + starts[e] : nullptr, of.scales + starts[e],
                          of.out + (of.add ? 0 : starts[e] * of.hidden), of.add});
       weights_of(experts.back(), e);
+      fill(split.from(starts[e] - begin_row), of.x, of.tokens + starts[e], experts.back().rows, experts.back().up_codes.order);
     }
     // Every thread takes its share of every expert. So uneven numbers of rows leave no thread idle.
     together(threads, [&](size_t me, size_t all) {
@@ -488,6 +524,15 @@ void run_experts(const Routed &of, unsigned threads, decltype(Kernels::hidden) h
         row += expert.rows;
       }
     });
+    if (experts.front().down_codes.order)
+      together(threads, [&](size_t me, size_t all) {
+        size_t row = 0;
+        for (const Expert &expert : experts) {
+          Rows own = between.from(row);
+          share(expert.rows, 1, me, all, [&](size_t begin, size_t end) { reorder(own, expert.down_codes.order, begin, end); });
+          row += expert.rows;
+        }
+      });
     together(threads, [&](size_t me, size_t all) {
       size_t row = 0;
       for (const Expert &expert : experts) {
@@ -717,8 +762,8 @@ void greenroom_linear(const void *weights, const void *bias, const void *x, void
 void greenroom_linear_layer(const LinearWeights *of, const void *x, void *out, int64_t rows, int64_t inputs, unsigned threads) {
   thread_local Scratch scratch;
   Rows split = scratch.rows(rows, inputs);
-  fill(split, (const uint16_t *)x, nullptr, rows);
   const Linear job = linear_of(*of, inputs, rows, out);
+  fill(split, (const uint16_t *)x, nullptr, rows, job.codes.order);
   together(threads, [&](size_t me, size_t threads) { share_linear(job, split, me, threads, [](size_t, size_t) {}); });
 }
 
@@ -912,12 +957,17 @@ void greenroom_before_attention(const AttentionWeights *of, const void *hidden, 
   normed.resize(rows * of->hidden);
   norm_rows(hidden, of->before, normed.data(), rows, of->hidden, of->before_epsilon, threads);
   Rows split = scratch.rows(rows, of->hidden);
-  fill(split, normed.data(), nullptr, rows);
   const Linear jobs[] = {linear_of(of->query, of->hidden, rows, query), linear_of(of->key, of->hidden, rows, key),
                          linear_of(of->value, of->hidden, rows, value)};
-  together(threads, [&](size_t me, size_t threads) {
-    for (const Linear &job : jobs) share_linear(job, split, me, threads, [](size_t, size_t) {});
-  });
+  // Those that have the rows in one order are computed together.
+  for (const Linear *first = jobs, *last; first < std::end(jobs); first = last) {
+    for (last = first + 1; last < std::end(jobs) && last->codes.order == first->codes.order; last++) {
+    }
+    fill(split, normed.data(), nullptr, rows, first->codes.order);
+    together(threads, [&](size_t me, size_t threads) {
+      for (const Linear *job = first; job < last; job++) share_linear(*job, split, me, threads, [](size_t, size_t) {});
+    });
+  }
   const struct {
     void *x;
     const void *weight;
@@ -939,8 +989,8 @@ void greenroom_after_attention(const AttentionWeights *of, const void *mixed, in
                                int64_t rows, unsigned threads) {
   thread_local Scratch scratch;
   Rows split = scratch.rows(rows, width);
-  fill(split, (const uint16_t *)mixed, nullptr, rows);
   const Linear job = linear_of(of->output, width, rows, normed);
+  fill(split, (const uint16_t *)mixed, nullptr, rows, job.codes.order);
   uint16_t *stream = (uint16_t *)hidden, *added = (uint16_t *)normed;
   together(threads, [&](size_t me, size_t threads) {
     share_linear(job, split, me, threads, [&](size_t begin, size_t end) {

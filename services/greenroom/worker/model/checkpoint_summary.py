@@ -97,7 +97,8 @@ def summarise(
     dense_stays = keeps_dense(kept, dense_as, products=products, device=device)
     plan = None
     if checkpoint.tensors:
-        plan = ExpertPlan(checkpoint, kept, expert_format, dense_as_stored=dense_stays)
+        required = dense_stays and dense_as == "stored"
+        plan = ExpertPlan(checkpoint, kept, expert_format, dense_as_stored=dense_stays, dense_required=required)
     stored = {} if plan is None else plan.dense_stored
     model = blueprint(checkpoint.config, kept)
     layers = describe_layers(model, checkpoint.config, kept)
