@@ -74,10 +74,15 @@ def second_trials(best: LlamaSettings, sequences: int) -> list[LlamaSettings]:
 def memory_trials(best: LlamaSettings, own_kib: int | None, settable: bool) -> list[LlamaSettings]:
     """For memory smaller than the model: mapped, at several read-aheads if they can be set. Nothing is repacked: a copy
     of all codes would not fit."""
-    mapped = replace(best, load_mode="mmap", repack=False)
+    mapped = in_place(best)
     if own_kib is None or not settable:
         return [mapped]
     return [replace(mapped, read_ahead_kib=kib) for kib in sorted({*READ_AHEADS_KIB, own_kib})]
+
+
+def in_place(best: LlamaSettings) -> LlamaSettings:
+    """The file mapped, and no copy made of codes."""
+    return replace(best, load_mode="mmap", repack=best.repack and best.dtype != AS_STORED)
 
 
 def waiting_trials(best: LlamaSettings, cores: int) -> list[LlamaSettings]:

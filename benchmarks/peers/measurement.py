@@ -24,6 +24,7 @@ from benchmarks.peers.llama_settings import (
     LlamaSettings,
     best_of,
     first_trials,
+    in_place,
     memory_trials,
     second_trials,
     waiting_trials,
@@ -146,7 +147,7 @@ class Measurement:
 
     def _learn_peer_own_bytes(self, subject: Subject, sequences: int) -> None:
         """The peak of a run in a cgroup that limits nothing, less the file, which is read whole and counts there."""
-        settings = replace(subject.resident[sequences], load_mode="mmap", repack=False)
+        settings = in_place(subject.resident[sequences])
         batch = subject.stream.first(sequences, self.effort.trial_tokens[THIRD, sequences])
         with self._reported(subject, f"{LLAMA}, what it takes beside the model", self.failures):
             answer = self._run_peer(subject, settings, [batch], AMPLE_BYTES)
@@ -231,6 +232,8 @@ class Measurement:
         if not self.cgroups:
             return
         settings = subject.short_of_memory[sequences]
+        if memory == SAME_TOTAL:  # where a copy of codes may fit
+            settings = replace(settings, repack=subject.resident[sequences].repack)
         row = self._row(subject, LLAMA, memory, sequences, settings.describe())
         with self._reported(subject, f"{LLAMA}, {memory}, {sequences} at once", row.errors):
             limit = subject.peer_limit(sequences)

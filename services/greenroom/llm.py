@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import threading
 import uuid
 import weakref
 from collections.abc import Mapping, Sequence
@@ -78,7 +79,7 @@ class LLM:
             raise InvalidConfig("config", "...", "give either a config, or a model and settings")
         self.worker = ModelRuntime(config)
         # At the interpreter's exit too: a thread that computes while it ends would abort the process.
-        self._close = weakref.finalize(self, self.worker.close)
+        self._close = weakref.finalize(self, _close, self.worker)
         self._numbers = itertools.count()
         self._name = uuid.uuid4().hex
 
@@ -182,6 +183,14 @@ class LLM:
             prompt_logprobs=made.finished.prompt_logprobs,
             approximated=made.finished.approximated,
         )
+
+
+def _close(worker: ModelRuntime) -> None:
+    """The last reference may go on any thread. The model's own can not wait for its end."""
+    if worker.loop.is_current:
+        threading.Thread(target=worker.close, name="llm-close").start()
+    else:
+        worker.close()
 
 
 _PATHS = {field.name for field in fields(WorkerConfig) if field.type == "Path | None"}

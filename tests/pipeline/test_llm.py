@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,10 @@ from prometheus_client import CollectorRegistry
 
 from greenroom import LLM, SamplingParams
 from greenroom.core.errors import BudgetTooSmall, InvalidConfig, InvalidRequest, UnknownName, UnsupportedModel
-from greenroom.core.generation import FinishReason
+from greenroom.core.generation import Event, Finished, FinishReason, GenerationRequest
 from greenroom.worker.model.metrics import WorkerCollector
 from tests.random_checkpoints import save_random
-from tests.waiting import DEADLINE_S
+from tests.waiting import DEADLINE_S, until_others
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
@@ -168,6 +169,22 @@ def test_bad_settings_are_refused(
 ) -> None:
     with pytest.raises(error, match=message):
         LLM(str(checkpoint), cache_dir=tmp_path, **settings)
+
+
+def test_the_models_own_thread_may_drop_the_last_reference(checkpoint: Path, tmp_path: Path) -> None:
+    """The collector runs on whatever thread is next. That one can not wait for its own end."""
+    dropped = LLM(str(checkpoint), cache_dir=tmp_path, expert_memory="33%")
+    loop = dropped.worker.loop
+    held = [dropped]
+    events: list[Event] = []
+    del dropped
+    loop.between_steps = held.clear
+    loop.submit(GenerationRequest("one", (1, 2, 3), GREEDY), events.append)
+    until_others(lambda: not loop.alive, "the loop's end")
+    until_others(lambda: all(one.name != "llm-close" for one in threading.enumerate()), "the end of what closes it")
+    assert not held
+    assert loop.failure is None
+    assert isinstance(events[-1], Finished)
 
 
 def test_dense_codes_that_torch_would_compute_are_refused_before_anything_is_packed(

@@ -52,7 +52,8 @@ def _fields(data: torch.Tensor, width: int, bits: int) -> torch.Tensor:
     ``[blocks, bytes / width, 8 / bits, width]``."""
     # Eight bytes at a time where there are as many: what the shift brings from others is masked.
     together, item = (8, torch.int64) if width % 8 == 0 else (1, torch.uint8)
-    several = data.reshape(len(data), -1, width).contiguous().view(item)
+    own = data.reshape(len(data), -1, width).clone(memory_format=torch.contiguous_format)  # at a whole word's place
+    several = own.view(item)
     mask = sum(((1 << bits) - 1) << 8 * place for place in range(together))
     fields = [several >> shift & mask for shift in range(0, 8, bits)]
     return torch.stack(fields, dim=2).view(torch.uint8)

@@ -40,10 +40,12 @@ def random_blocks(kind: BlockType, count: int) -> torch.Tensor:
     return torch.from_numpy(blocks)
 
 
+@pytest.mark.parametrize("rest", [1, 5])
+@pytest.mark.parametrize("pieces", [0, 3])
 @pytest.mark.parametrize("name", SERVED)
-def test_every_served_type_means_what_ggml_says(name: str) -> None:
+def test_every_served_type_means_what_ggml_says(name: str, pieces: int, rest: int) -> None:
     kind = BY_NAME[name]
-    blocks = random_blocks(kind, 3 * (1 << 18) // kind.numbers + 5)  # several pieces and a rest
+    blocks = random_blocks(kind, pieces * (1 << 18) // kind.numbers + rest)
     expected = gguf.dequantize(blocks.numpy(), gguf.GGMLQuantizationType[name])
     made = numbers_of(blocks.view(-1), kind)
     assert made.dtype is torch.float32

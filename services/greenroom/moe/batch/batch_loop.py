@@ -63,6 +63,11 @@ class BatchLoop:
         return self._thread.is_alive()
 
     @property
+    def is_current(self) -> bool:
+        """Whether it is its thread that asks."""
+        return threading.current_thread() is self._thread
+
+    @property
     def ready(self) -> bool:
         """Whether requests are taken."""
         return self.alive and self._drain_until is None

@@ -19,7 +19,7 @@ _MAGNITUDES: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 class Fp4(MatrixFormat):
-    """``stored``: codes, and scales ``uint8[outputs, groups]``. A number is their product, to the bit."""
+    """``stored``: codes, and scales ``uint8[outputs, groups]``. A number is their product. Code 8 is -0."""
 
     name = "fp4"
     version = 1
@@ -38,13 +38,14 @@ class Fp4(MatrixFormat):
     def numbers(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         codes, scales = parts
         magnitudes = torch.tensor(_MAGNITUDES, device=codes.device)
-        halves = halves_of_bits(codes, 4)
-        panels, _, _, inputs = halves.shape
-        numbers = torch.cat([magnitudes, -magnitudes])[halves.int()].view(panels, 2, HALF, inputs // UNIT, UNIT)
+        panels, units, _ = codes.shape
+        places = halves_of_bits(codes, 4).view(-1).int()
+        numbers = torch.cat([magnitudes, -magnitudes]).index_select(0, places)
+        del places
         exponents = scales.view(panels, -1, 2, HALF).permute(0, 2, 3, 1)[..., None].int()
         # By their bits; code 0 is a denormal number.
         factors = torch.where(exponents == 0, 1 << 22, exponents << 23).view(torch.float32)
-        return (numbers * factors).reshape(panels, 2, HALF, inputs)
+        return numbers.view(panels, 2, HALF, units, UNIT).mul_(factors).view(panels, 2, HALF, units * UNIT)
 
 
 FP4: Final = Fp4()

@@ -7,6 +7,7 @@ import json
 import mmap
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from benchmarks.peers.arms import Arm
 from benchmarks.peers.batch import Batch, Decoded, batch_of, decode_rate
 from benchmarks.peers.forced_tokens import conversations, force, random_tokens
 from benchmarks.peers.llama_settings import (
+    AS_STORED,
     LlamaSettings,
     best_of,
     first_trials,
@@ -133,8 +135,10 @@ def test_where_memory_is_short_the_file_is_mapped_and_read_aheads_are_tried() ->
     assert {trial.load_mode for trial in settable} == {"mmap"}
     assert 8192 in {trial.read_ahead_kib for trial in settable}
     assert len(settable) > 2
-    assert memory_trials(best, 8192, settable=False) == [LlamaSettings(load_mode="mmap", repack=False)]
-    assert memory_trials(best, None, settable=False) == [LlamaSettings(load_mode="mmap", repack=False)]
+    assert memory_trials(best, 8192, settable=False) == [LlamaSettings(load_mode="mmap")]
+    assert memory_trials(best, None, settable=False) == [LlamaSettings(load_mode="mmap")]
+    (codes,) = memory_trials(replace(best, dtype=AS_STORED), None, settable=False)
+    assert not codes.repack, "a copy of all codes would not fit"
 
 
 def test_where_memory_is_short_more_threads_than_cores_are_tried_too() -> None:
