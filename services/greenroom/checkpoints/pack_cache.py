@@ -170,8 +170,8 @@ def _made(source: PackSource, cache: Path, force: bool, progress: bool | None, l
                 return path
         if not may_write:
             raise PackError(
-                f"{cache} has no pack of {source.name}, or a damaged one, and can not be written to; make it with "
-                f"`{source.command}` where that is possible, or choose another folder with --cache-dir or "
+                f"{cache} has no pack of {source.name} ({source.stem}), or a damaged one, and can not be written to; "
+                f"make it with `{source.command}` where that is possible, or choose another folder with --cache-dir or "
                 "GREENROOM_CACHE"
             )
         if digest is None or _whole(source, cache, digest) is None:
