@@ -128,7 +128,8 @@ def test_a_slot_that_is_being_filled_is_not_free(filling: Make) -> None:
     assert made.engine.device.free == 0
     made.layer(1, 0, 1, let=(0,))  # one in the slot that key 1 was to have, the other once key 0 has come and left
     assert made.engine.counters.evictions == 1
-    assert made.rest() == [6, 7]
+    # Key 0 or key 6 has made room: the one whose landing or use was booked first, which the reading thread decides.
+    assert made.rest() in ([6, 7], [0, 7])
     assert sorted(made.reads.begun) == [0, 6, 7]
 
 
