@@ -22,7 +22,7 @@ from greenroom.moe.loading.checkpoint import Checkpoint
 from greenroom.moe.loading.conversion import ExpertPlan
 from greenroom.moe.loading.packing import resolve_dtype
 from greenroom.moe.native.library import NativeUnavailable
-from greenroom.moe.native.rows import native_rows
+from greenroom.moe.native.rows import native_rows, native_rows_or_none
 
 EXPERTS_AS: Final = ("auto", "stored", "expanded", EXPERTS_AS_LOSSLESS)
 DENSE_AS: Final = ("auto", "stored", "expanded")
@@ -69,7 +69,7 @@ def kept_format(
     if experts_as == "expanded" or found.format is PLAIN_FORMAT:
         return PLAIN_FORMAT
     computed = computed_in is torch.bfloat16 and products != "torch" and device == "cpu"
-    return found.format if computed and _compiled() and _taken(checkpoint, found.format) else PLAIN_FORMAT
+    return found.format if computed and native_rows_or_none() and _taken(checkpoint, found.format) else PLAIN_FORMAT
 
 
 def keeps_dense(dtype: torch.dtype, dense_as: str = "auto", *, products: str = "auto", device: str = "cpu") -> bool:
@@ -125,15 +125,5 @@ def _share_orders(checkpoint: Checkpoint) -> bool:
 
 
 def _is_for_planes() -> bool:
-    try:
-        return native_rows().is_for_planes
-    except NativeUnavailable:
-        return False
-
-
-def _compiled() -> bool:
-    try:
-        native_rows()
-    except NativeUnavailable:
-        return False
-    return True
+    native = native_rows_or_none()
+    return native is not None and native.is_for_planes

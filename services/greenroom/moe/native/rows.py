@@ -775,6 +775,14 @@ def native_rows() -> NativeRows:
     return NativeRows(native_library())
 
 
+def native_rows_or_none() -> NativeRows | None:
+    """None: the compiled products are not available here."""
+    try:
+        return native_rows()
+    except NativeUnavailable:
+        return None
+
+
 def _lend_threads(library: ctypes.CDLL) -> bool:
     """Have the library run on torch's OpenMP threads. False: it runs on the calling thread alone."""
     runtime = _openmp_runtime()

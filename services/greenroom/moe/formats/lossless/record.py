@@ -18,8 +18,7 @@ from greenroom.experts.pack.layout import ExpertWeights, RecordLayout
 from greenroom.moe.architecture.moe_layers import ExpertTensor, MoeLayer
 from greenroom.moe.formats.expert_format import DoesNotFit, ExpertFormat
 from greenroom.moe.formats.grouped_format import is_joined
-from greenroom.moe.native.library import NativeUnavailable
-from greenroom.moe.native.rows import native_rows
+from greenroom.moe.native.rows import native_rows, native_rows_or_none
 
 EXPERTS_AS_LOSSLESS: Final = "lossless"
 """What asks for one of them."""
@@ -86,8 +85,9 @@ class LosslessFormat(ABC):
         left = iter(weights)
         for tensor, target in zip(layer.tensors, into, strict=True):
             codes, exponents, joined = next(left), next(left), is_joined(tensor)
-            if target.device.type == "cpu" and _compiled():
-                native_rows().lossless_numbers(codes, exponents, target, planes=self.planes, joined=joined)
+            native = native_rows_or_none() if target.device.type == "cpu" else None
+            if native is not None:
+                native.lossless_numbers(codes, exponents, target, planes=self.planes, joined=joined)
             else:
                 self.expand_by_torch(codes, exponents, target, joined=joined)
 
@@ -141,11 +141,3 @@ def _refused(why: str) -> InvalidConfig:
 def bits_of(rest: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:
     """The bits of bf16 (int16) of bytes of sign and mantissa, and of exponents (int16)."""
     return (rest & 0x80).short() << 8 | (rest & 0x7F).short() | exponents << 7
-
-
-def _compiled() -> bool:
-    try:
-        native_rows()
-    except NativeUnavailable:
-        return False
-    return True
