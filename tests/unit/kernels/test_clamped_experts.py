@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -15,28 +14,12 @@ from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 
 from greenroom.experts.pack.layout import ExpertWeights
 from greenroom.moe.kernels.expert_products import clamped_gate_of
-from greenroom.moe.native.library import NativeUnavailable
-from greenroom.moe.native.rows import ClampedGate, NativeRows, native_rows
+from greenroom.moe.native.rows import ClampedGate
 from tests.examples import examples
-
-try:
-    native: NativeRows = native_rows()
-except NativeUnavailable as reason:
-    pytest.skip(str(reason), allow_module_level=True)
+from tests.unit.kernels.instruction_sets import instruction_set as instruction_set
+from tests.unit.kernels.instruction_sets import native, random
 
 GATE = ClampedGate(alpha=1.702, limit=7.0)
-
-
-@pytest.fixture(params=native.instruction_sets, scope="module", autouse=True)
-def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Everything here holds of each that this processor has."""
-    native.use(request.param)
-    yield request.param
-    native.use(native.instruction_sets[0])
-
-
-def random(seed: int, *shape: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
 def weights_of(seed: int, hidden: int, inner: int) -> ExpertWeights:

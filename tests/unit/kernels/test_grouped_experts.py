@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,15 +12,10 @@ from hypothesis import strategies as st
 
 from greenroom.moe.formats.grouped_format import GroupedFormat
 from greenroom.moe.formats.registry import FORMATS
-from greenroom.moe.native.library import NativeUnavailable
-from greenroom.moe.native.rows import NativeRows, native_rows
 from tests.matrices import matrix
 from tests.unit.kernels.grouped_weights import SAMPLES, GroupedWeights, grouped_weights
-
-try:
-    native: NativeRows = native_rows()
-except NativeUnavailable as reason:
-    pytest.skip(str(reason), allow_module_level=True)
+from tests.unit.kernels.instruction_sets import instruction_set as instruction_set
+from tests.unit.kernels.instruction_sets import native, random
 
 COUNTS = [1, 2, 4, 5, 12, 13, 31, 70]
 SMALL = 2.0**-20
@@ -32,22 +26,11 @@ SHAPES = [(32, 32), (24, 18), (160, 48), (1040, 96), (64, 608)]
 """
 
 
-@pytest.fixture(params=native.instruction_sets, scope="module", autouse=True)
-def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
-    native.use(request.param)
-    yield request.param
-    native.use(native.instruction_sets[0])
-
-
-def random_rows(seed: int, *shape: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
-
-
 def computed(
     experts: list[GroupedWeights], starts: list[int], rows: torch.Tensor, *, add: bool = False, seed: int = 0
 ) -> torch.Tensor:
     tokens, scales = picks(starts[-1], len(rows), seed)
-    out = random_rows(seed, len(rows) if add else starts[-1], rows.shape[1])
+    out = random(seed, len(rows) if add else starts[-1], rows.shape[1])
     records = [one.record for one in experts]
     native.grouped_experts(experts[0].expert, records, starts, rows, tokens, scales, out, add=add)
     return out
@@ -86,7 +69,7 @@ def test_sums_that_are_exact_are_those_of_the_expanded_weights(name: str, shape:
 @settings(max_examples=60, deadline=None)
 def test_products_are_those_of_the_expanded_weights(name: str, count: int, hidden: int, inner: int, seed: int) -> None:
     """Up to the order of sums and what that rounds. All codes are there."""
-    expert, rows = grouped_weights(name, seed, 2 * hidden, 2 * inner), random_rows(seed, count, 2 * hidden)
+    expert, rows = grouped_weights(name, seed, 2 * hidden, 2 * inner), random(seed, count, 2 * hidden)
     tokens, scales = picks(count, count, seed)
     coded = computed([expert], [0, count], rows, seed=seed)
     up, down = (tensor.double() for tensor in expert.expanded)
@@ -107,7 +90,7 @@ def test_products_are_those_of_the_expanded_weights(name: str, count: int, hidde
 @pytest.mark.parametrize("name", SAMPLES)
 @pytest.mark.parametrize(("hidden", "inner"), [(64, 96), (304, 96)])
 def test_company_changes_nothing(name: str, hidden: int, inner: int) -> None:
-    expert, rows = grouped_weights(name, 5, hidden, inner), random_rows(6, 40, hidden)
+    expert, rows = grouped_weights(name, 5, hidden, inner), random(6, 40, hidden)
     ones, everyone = np.ones(40, dtype=np.float32), np.arange(40)
     whole = torch.empty_like(rows)
     native.grouped_experts(expert.expert, [expert.record], [0, 40], rows, everyone, ones, whole, add=False)
@@ -123,10 +106,10 @@ def test_several_experts_are_each_by_itself(name: str, add: bool) -> None:
     counts, hidden = [1, 7, 20], 64
     experts = [grouped_weights(name, 7 + number, hidden, 48) for number in range(len(counts))]
     starts = [0, *np.cumsum(counts).tolist()]
-    rows = random_rows(8, 20, hidden)
+    rows = random(8, 20, hidden)
     together = computed(experts, starts, rows, add=add, seed=9)
     tokens, scales = picks(starts[-1], len(rows), 9)
-    out = random_rows(9, *together.shape)
+    out = random(9, *together.shape)
     for expert, first, last in zip(experts, starts[:-1], starts[1:], strict=True):
         into = out if add else out[first:last]
         native.grouped_experts(
@@ -138,7 +121,7 @@ def test_several_experts_are_each_by_itself(name: str, add: bool) -> None:
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_threads_change_nothing(name: str) -> None:
-    expert, rows = grouped_weights(name, 5, 1024, 320), random_rows(6, 14, 1024)
+    expert, rows = grouped_weights(name, 5, 1024, 320), random(6, 14, 1024)
     before, results = torch.get_num_threads(), []
     try:
         for threads in (1, 2, 3):
@@ -153,7 +136,7 @@ def test_threads_change_nothing(name: str) -> None:
 @pytest.mark.parametrize("name", SAMPLES)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_numbers_that_are_none_stay_in_their_rows(name: str, bad: float) -> None:
-    x = random_rows(7, 6, 64)
+    x = random(7, 6, 64)
     x[2, 5] = bad
     expert = grouped_weights(name, 8, 64, 64)
     out = torch.empty_like(x)

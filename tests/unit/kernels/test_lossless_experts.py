@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
@@ -13,24 +12,13 @@ from hypothesis import strategies as st
 
 from greenroom.experts.pack.layout import ExpertWeights
 from greenroom.moe.formats.lossless.record import LosslessFormat
-from greenroom.moe.native.library import NativeUnavailable
-from greenroom.moe.native.rows import Lasting, LosslessExpert, NativeRows, native_rows
+from greenroom.moe.native.rows import Lasting, LosslessExpert
 from tests.examples import examples
+from tests.unit.kernels.instruction_sets import instruction_set as instruction_set
+from tests.unit.kernels.instruction_sets import native, random
 from tests.unit.kernels.lossless_weights import LOSSLESS_FORMATS, codes_of, lossless_record, matrix
 
-try:
-    native: NativeRows = native_rows()
-except NativeUnavailable as reason:
-    pytest.skip(str(reason), allow_module_level=True)
-
 widths = st.integers(1, 60).map(lambda n: 2 * n)
-
-
-@pytest.fixture(params=native.instruction_sets, scope="module", autouse=True)
-def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
-    native.use(request.param)
-    yield request.param
-    native.use(native.instruction_sets[0])
 
 
 @pytest.fixture(params=LOSSLESS_FORMATS.values(), ids=list(LOSSLESS_FORMATS), scope="module")
@@ -41,10 +29,6 @@ def kept(request: pytest.FixtureRequest) -> LosslessFormat:
 
 def expert(seed: int, hidden: int, inner: int, *, finite: bool = True) -> ExpertWeights:
     return matrix(seed, 2 * inner, hidden, finite=finite), matrix(seed + 1, hidden, inner, finite=finite)
-
-
-def random_rows(seed: int, *shape: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
 def both(
@@ -66,7 +50,7 @@ def both(
         (partial(native.lossless_experts, of), [lossless_record(kept, one) for one in experts]),
         (native.experts, experts),
     ):
-        out = random_rows(seed, len(rows) if add else count, rows.shape[1])
+        out = random(seed, len(rows) if add else count, rows.shape[1])
         products(weights, np.array(starts), rows, tokens, scales, out, add=add)
         found.append(out)
     return found
@@ -85,9 +69,7 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 def test_products_are_those_of_the_numbers(
     kept: LosslessFormat, count: int, hidden: int, inner: int, finite: bool, seed: int
 ) -> None:
-    coded, plain = both(
-        kept, [expert(seed, hidden, inner, finite=finite)], [0, count], random_rows(seed, count, hidden)
-    )
+    coded, plain = both(kept, [expert(seed, hidden, inner, finite=finite)], [0, count], random(seed, count, hidden))
     assert same_bits(coded, plain)
     assert not finite or bool(coded.isfinite().all()), "there is something to compare"
 
@@ -95,7 +77,7 @@ def test_products_are_those_of_the_numbers(
 @pytest.mark.parametrize("rows", [1, 2, 4, 5, 8, 9, 16, 17, 31, 40])
 @pytest.mark.parametrize(("hidden", "inner"), [(1024, 96), (64, 610), (130, 46), (256, 128)])
 def test_of_long_and_of_wide_matrices(kept: LosslessFormat, rows: int, hidden: int, inner: int) -> None:
-    coded, plain = both(kept, [expert(3, hidden, inner)], [0, rows], random_rows(4, rows, hidden))
+    coded, plain = both(kept, [expert(3, hidden, inner)], [0, rows], random(4, rows, hidden))
     assert torch.equal(coded, plain)
     assert len(set(coded.flatten().tolist())) > 20
 
@@ -105,14 +87,14 @@ def test_of_long_and_of_wide_matrices(kept: LosslessFormat, rows: int, hidden: i
 def test_of_several_experts(kept: LosslessFormat, counts: list[int], add: bool, seed: int) -> None:
     experts = [expert(seed + 2 * number, 70, 34) for number in range(len(counts))]
     starts = [0, *np.cumsum(counts).tolist()]
-    coded, plain = both(kept, experts, starts, random_rows(seed, max(counts), 70), add=add, seed=seed)
+    coded, plain = both(kept, experts, starts, random(seed, max(counts), 70), add=add, seed=seed)
     assert same_bits(coded, plain)
 
 
 @pytest.mark.parametrize("rows", [1, 9])
 def test_of_a_layer_all_of_whose_experts_are_resident(kept: LosslessFormat, rows: int) -> None:
     experts = [expert(10 * number, 96, 64) for number in range(5)]
-    x, stream = random_rows(1, rows, 96), random_rows(2, rows, 96)
+    x, stream = random(1, rows, 96), random(2, rows, 96)
     picks = torch.stack([torch.randperm(5, generator=torch.Generator().manual_seed(row))[:3] for row in range(rows)])
     scales = torch.rand(rows, 3, generator=torch.Generator().manual_seed(3))
     streams, busy = [], []
@@ -128,7 +110,7 @@ def test_of_a_layer_all_of_whose_experts_are_resident(kept: LosslessFormat, rows
 
 
 def test_threads_change_nothing(kept: LosslessFormat) -> None:
-    one, rows = expert(5, 1024, 320), random_rows(6, 14, 1024)
+    one, rows = expert(5, 1024, 320), random(6, 14, 1024)
     before, results = torch.get_num_threads(), []
     try:
         for threads in (1, 2, 3):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,32 +10,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from greenroom.moe.native.library import NativeUnavailable
-from greenroom.moe.native.rows import ClampedGate, NativeRows, native_rows
+from greenroom.moe.native.rows import ClampedGate
 from tests.examples import examples
+from tests.unit.kernels.instruction_sets import instruction_set as instruction_set
+from tests.unit.kernels.instruction_sets import native, random
 from tests.unit.kernels.mxfp4_weights import CodedExpert, coded_expert
-
-try:
-    native: NativeRows = native_rows()
-except NativeUnavailable as reason:
-    pytest.skip(str(reason), allow_module_level=True)
 
 GATE = ClampedGate(alpha=1.702, limit=7.0)
 ALL_SCALES = 0, 252
 """With which every code is a number of bf16."""
 
 widths = st.integers(1, 5).map(lambda blocks: 32 * blocks)
-
-
-@pytest.fixture(params=native.instruction_sets, scope="module", autouse=True)
-def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
-    native.use(request.param)
-    yield request.param
-    native.use(native.instruction_sets[0])
-
-
-def random_rows(seed: int, *shape: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
 def both(experts: list[CodedExpert], starts: list[int], rows: torch.Tensor, *, add: bool = False, seed: int = 0) -> Any:
@@ -49,7 +33,7 @@ def both(experts: list[CodedExpert], starts: list[int], rows: torch.Tensor, *, a
         (native.mxfp4_experts, [expert.record for expert in experts]),
         (native.clamped_experts, [expert.expanded for expert in experts]),
     ):
-        out = random_rows(seed, len(rows) if add else count, rows.shape[1])
+        out = random(seed, len(rows) if add else count, rows.shape[1])
         products(GATE, weights, np.array(starts), rows, tokens, scales, out, add=add)
         found.append(out)
     return found
@@ -74,7 +58,7 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 def test_products_are_those_of_the_expanded_weights(
     count: int, hidden: int, inner: int, scales: tuple[int, int], seed: int
 ) -> None:
-    coded, expanded = both([coded_expert(seed, hidden, inner, scales)], [0, count], random_rows(seed, count, hidden))
+    coded, expanded = both([coded_expert(seed, hidden, inner, scales)], [0, count], random(seed, count, hidden))
     assert same_bits(coded, expanded)
     assert scales != (118, 126) or bool(coded.isfinite().all()), "there is something to compare"
 
@@ -83,7 +67,7 @@ def test_products_are_those_of_the_expanded_weights(
 @pytest.mark.parametrize(("hidden", "inner"), [(1024, 96), (64, 608)])
 def test_of_long_and_of_wide_matrices(rows: int, hidden: int, inner: int) -> None:
     """Of which the inputs are several blocks, and the outputs several strips."""
-    coded, expanded = both([coded_expert(3, hidden, inner)], [0, rows], random_rows(4, rows, hidden))
+    coded, expanded = both([coded_expert(3, hidden, inner)], [0, rows], random(4, rows, hidden))
     assert same_bits(coded, expanded)
 
 
@@ -92,12 +76,12 @@ def test_of_long_and_of_wide_matrices(rows: int, hidden: int, inner: int) -> Non
 def test_of_several_experts(counts: list[int], add: bool, seed: int) -> None:
     experts = [coded_expert(seed + number, 64, 32) for number in range(len(counts))]
     starts = [0, *np.cumsum(counts).tolist()]
-    coded, expanded = both(experts, starts, random_rows(seed, max(counts), 64), add=add, seed=seed)
+    coded, expanded = both(experts, starts, random(seed, max(counts), 64), add=add, seed=seed)
     assert same_bits(coded, expanded)
 
 
 def test_threads_change_nothing() -> None:
-    expert, rows = coded_expert(5, 1024, 320), random_rows(6, 14, 1024)
+    expert, rows = coded_expert(5, 1024, 320), random(6, 14, 1024)
     before, results = torch.get_num_threads(), []
     try:
         for threads in (1, 2, 3):
@@ -112,7 +96,7 @@ def test_threads_change_nothing() -> None:
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 3e38])
 @pytest.mark.parametrize("rows", [1, 6])
 def test_numbers_that_are_none_stay_where_they_are(bad: float, rows: int) -> None:
-    x = random_rows(7, rows, 64)
+    x = random(7, rows, 64)
     x[0, 5] = bad
     coded, expanded = both([coded_expert(8, 64, 64)], [0, rows], x)
     assert same_bits(coded, expanded)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -17,31 +16,13 @@ from greenroom.moe.native.library import NativeUnavailable
 from greenroom.moe.native.rows import (
     ALL_INSTRUCTION_SETS,
     AttentionWeights,
-    NativeRows,
     lowered,
-    native_rows,
 )
 from tests.examples import examples
-
-try:
-    native: NativeRows = native_rows()
-except NativeUnavailable as reason:
-    pytest.skip(str(reason), allow_module_level=True)
-
-
-@pytest.fixture(params=native.instruction_sets, scope="module", autouse=True)
-def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Everything here holds of each that this processor has."""
-    native.use(request.param)
-    yield request.param
-    native.use(native.instruction_sets[0])
-
+from tests.unit.kernels.instruction_sets import instruction_set as instruction_set
+from tests.unit.kernels.instruction_sets import native, random
 
 SHAPES = st.tuples(st.integers(1, 40), st.integers(1, 90).map(lambda n: 2 * n), st.integers(1, 70))
-
-
-def random(seed: int, *shape: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
 def expert(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
@@ -17,16 +16,12 @@ from greenroom.experts.pack.layout import DTYPES
 from greenroom.moe.architecture.moe_layers import ExpertTensor, MoeLayer
 from greenroom.moe.formats.grouped_format import MatrixFormat
 from greenroom.moe.kernels.stored_linear import StoredLinear
-from greenroom.moe.native.library import NativeUnavailable
-from greenroom.moe.native.rows import AttentionWeights, GroupedMatrix, LinearWeights, NativeRows, native_rows
+from greenroom.moe.native.rows import AttentionWeights, GroupedMatrix, LinearWeights
 from tests.examples import examples
 from tests.matrices import matrix
 from tests.unit.kernels.grouped_weights import SAMPLES
-
-try:
-    native: NativeRows = native_rows()
-except NativeUnavailable as reason:
-    pytest.skip(str(reason), allow_module_level=True)
+from tests.unit.kernels.instruction_sets import instruction_set as instruction_set
+from tests.unit.kernels.instruction_sets import native, random
 
 FORMATS = {name: of for name, (of, _) in SAMPLES.items() if isinstance(of, MatrixFormat)}
 COUNTS = [1, 2, 4, 5, 12, 13, 31, 70]
@@ -43,17 +38,6 @@ class Layer(NamedTuple):
     bias: torch.Tensor | None
     weights: LinearWeights
     expanded: torch.Tensor
-
-
-@pytest.fixture(params=native.instruction_sets, scope="module", autouse=True)
-def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
-    native.use(request.param)
-    yield request.param
-    native.use(native.instruction_sets[0])
-
-
-def random(seed: int, *shape: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
 def layer(
