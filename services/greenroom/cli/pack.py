@@ -49,12 +49,10 @@ def pack(
     from greenroom.experts.copying.disk_calibration import load_or_measure
     from greenroom.experts.pack.pack_file import PackFile
     from greenroom.moe.loading.checkpoint import resolve
-    from greenroom.moe.loading.kept_format import kept_format
-    from greenroom.moe.loading.packing import ensure_pack
+    from greenroom.moe.loading.kept_pack import kept_pack
 
     found = resolve(model, revision=revision, offline=offline)
-    kept = kept_format(found, dtype, experts_as, products=products, device=device_type(device))
-    path = ensure_pack(found, dtype, cache_dir, force=force, expert_format=kept)
+    path, _ = kept_pack(found, dtype, experts_as, cache_dir, products=products, device=device_type(device), force=force)
     with contextlib.closing(PackFile.open(path)) as opened:
         if verify:
             with tqdm(
