@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from greenroom import LLM, SamplingParams
-from greenroom.checkpoints import pack_cache
 from greenroom.core.errors import PackError
 from greenroom.experts.pack.pack_file import PackFile
 from greenroom.moe.formats.expert_format import PLAIN_FORMAT, ExpertFormat
@@ -148,7 +147,7 @@ def test_what_saves_no_page_is_not_chosen(becomes: Becomes, tmp_path: Path, aske
 @pytest.fixture
 def full_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     def fill() -> None:
-        monkeypatch.setattr(pack_cache.shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
+        monkeypatch.setattr("greenroom.checkpoints.pack_cache.shutil.disk_usage", lambda _: SimpleNamespace(free=0))
 
     return fill
 
