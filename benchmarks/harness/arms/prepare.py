@@ -36,7 +36,7 @@ class Prepare:
         checkpoint = resolve(str(folder))
         self._ready: dict[str, Any] = {
             "folder": str(folder),
-            "pack": str(kept_pack(checkpoint)[0]),
+            "pack": str(kept_pack(checkpoint).path),
             "checkpoint_bytes": checkpoint_bytes(folder),
             "vocabulary": checkpoint.config.vocab_size,
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from pathlib import Path
+from typing import NamedTuple
 
 from greenroom.core.errors import PackError
 from greenroom.moe.formats.expert_format import ExpertFormat
@@ -13,6 +14,14 @@ from greenroom.moe.loading.kept_format import kept_format, of_same_numbers
 from greenroom.moe.loading.packing import ensure_pack
 
 log = logging.getLogger(__name__)
+
+
+class KeptPack(NamedTuple):
+    """``format``: of its records, but for layers that do not fit it. ``stands_in``: another format was preferred."""
+
+    path: Path
+    format: ExpertFormat
+    stands_in: bool = False
 
 
 def kept_pack(
@@ -25,7 +34,7 @@ def kept_pack(
     device: str = "cpu",
     progress: bool | None = None,
     force: bool = False,
-) -> tuple[Path, ExpertFormat]:
+) -> KeptPack:
     """As ``ensure_pack`` and ``kept_format`` say.
 
     What "auto" prefers depends on the processor. So a cache from another machine may have a pack of the same numbers in
@@ -33,7 +42,8 @@ def kept_pack(
     """
     kept = kept_format(checkpoint, dtype, experts_as, products=products, device=device)
     try:
-        return ensure_pack(checkpoint, dtype, cache_dir, progress=progress, force=force, expert_format=kept), kept
+        path = ensure_pack(checkpoint, dtype, cache_dir, progress=progress, force=force, expert_format=kept)
+        return KeptPack(path, kept)
     except PackError as error:
         if experts_as != "auto" or force:
             raise
@@ -44,5 +54,5 @@ def kept_pack(
                     "experts stay %s, as %s has them, which may be slower than %s here: %s",
                     *(other.name, path, kept.name, error),
                 )
-                return path, other
+                return KeptPack(path, other, stands_in=True)
         raise

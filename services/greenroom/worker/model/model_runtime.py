@@ -102,11 +102,13 @@ class ModelRuntime:
         # Refuses what it can not keep before anything is packed.
         dtype = resolve_dtype(self.checkpoint, config.dtype)
         keeps_dense(dtype, config.dense_as, products=config.products, device=self._device.type)
-        path, self._expert_format = kept_pack(
+        kept = kept_pack(
             *(self.checkpoint, config.dtype, config.experts_as, config.cache_dir),
             products=config.products, device=self._device.type, progress=config.progress,
         )  # fmt: skip
-        self.pack = PackFile.open(path)
+        self._expert_format = kept.format
+        self._experts_as = "" if kept.stands_in else config.experts_as
+        self.pack = PackFile.open(kept.path)
         try:
             if self.profile is not None:
                 check_profile(self.profile, catalogue_of(self.pack.manifest), self.checkpoint.name)
@@ -371,7 +373,7 @@ class ModelRuntime:
         reads = "past the page cache" if self.pack.direct else "through the page cache, dropped after each read"
         link = "whole records (the pack is small: not measured)" if self.link is None else self.link.describe()
         kind = f"{self.checkpoint.config.model_type}, {self.pack.manifest.dtype} on {self._device}"
-        kept = describe_kept(self.pack.manifest.formats, self.config.experts_as)
+        kept = describe_kept(self.pack.manifest.formats, self._experts_as)
         dense = f"; dense layers as {' and '.join(self.dense_formats)}" if self.dense_formats else ""
         policy = spelling(self.config.policy, self.config.policy_options)
         maps = "" if self.config.residual is None else f" with the maps of {self.config.residual}"
