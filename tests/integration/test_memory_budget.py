@@ -17,6 +17,7 @@ import torch
 from greenroom.core.units import MIB
 from greenroom.moe.loading.checkpoint import resolve_config
 from greenroom.worker.model.checkpoint_summary import summarise
+from tests.compiled import native as native
 from tests.fp8_checkpoints import to_fp8
 from tests.integration.server import Server
 from tests.mxfp4_checkpoints import save_mxfp4
@@ -38,8 +39,9 @@ ensure_pack(resolve(sys.argv[1]), cache_dir=Path(sys.argv[2]))
 """
 GENERATE = """
 from greenroom import LLM, SamplingParams
+experts_as = sys.argv[5] if len(sys.argv) > 5 else "auto"
 with LLM(sys.argv[1], cache_dir=Path(sys.argv[2]), expert_memory=sys.argv[3], policy=sys.argv[4], max_running=8,
-         tokens_per_step=128, prefill_chunk=64, warm_start=False) as llm:
+         experts_as=experts_as, tokens_per_step=128, prefill_chunk=64, warm_start=False) as llm:
     prompts = [[(7 * n + 3 * i) % 250 + 4 for i in range(40 + n)] for n in range(8)]
     llm.generate(prompts, SamplingParams(temperature=0.8, seed=1, max_tokens=12, ignore_eos=True, logprobs=5))
     plan = llm.worker.plan
@@ -74,17 +76,29 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_peak_memory_stays_within_what_was_announced(large: Path, tmp_path: Path) -> None:
     packing = run(PACK, str(large), str(tmp_path))
     assert packing["peak"] - packing["base"] < 120 * MIB, "packing holds an expert at a time, not the model"
-    quarter = run(GENERATE, str(large), str(tmp_path), "25%", "next-use")
+    quarter = run(GENERATE, str(large), str(tmp_path), "25%", "next-use", "expanded")
     assert quarter["all_experts"] > 400 * MIB
     assert quarter["experts"] <= quarter["all_experts"] / 4
     assert quarter["evictions"] > 0
     assert quarter["peak"] <= quarter["announced"]
     assert quarter["announced"] < quarter["base"] + 0.8 * quarter["all_experts"], "an announcement that says nothing"
-    resident = run(GENERATE, str(large), str(tmp_path), "100%", "next-use")
+    resident = run(GENERATE, str(large), str(tmp_path), "100%", "next-use", "expanded")
     assert resident["peak"] <= resident["announced"]
     # Over what each process had before: how much of the libraries is mapped differs by 60 MiB between two starts.
     taken, less = (own["peak"] - own["base"] for own in (resident, quarter))
     assert taken - less > 0.6 * quarter["all_experts"], "the budget is what made the difference"
+
+
+@pytest.mark.usefixtures("native")
+@pytest.mark.parametrize("kept", ["lossless-planes", pytest.param("lossless-codes", marks=pytest.mark.full)])
+def test_peak_memory_of_lossless_experts(large: Path, tmp_path: Path, kept: str) -> None:
+    """Packed in the same process, as at a first start."""
+    quarter = run(GENERATE, str(large), str(tmp_path), "25%", "next-use", kept)
+    assert quarter["evictions"] > 0
+    assert quarter["peak"] <= quarter["announced"]
+    in_bf16 = 96 * 3 * 384 * 2048 * 2
+    assert 0.7 * in_bf16 < quarter["all_experts"] < 0.77 * in_bf16
+    assert quarter["experts"] <= quarter["all_experts"] / 4
 
 
 AS_STORED = """

@@ -16,7 +16,7 @@ from benchmarks.harness.inputs.checkpoints import (
 )
 from greenroom.demo import bundled_model_path
 from greenroom.moe.loading.checkpoint import resolve
-from greenroom.moe.loading.packing import ensure_pack
+from greenroom.moe.loading.kept_pack import kept_pack
 
 
 class Prepare:
@@ -36,7 +36,7 @@ class Prepare:
         checkpoint = resolve(str(folder))
         self._ready: dict[str, Any] = {
             "folder": str(folder),
-            "pack": str(ensure_pack(checkpoint)),
+            "pack": str(kept_pack(checkpoint).path),
             "checkpoint_bytes": checkpoint_bytes(folder),
             "vocabulary": checkpoint.config.vocab_size,
         }

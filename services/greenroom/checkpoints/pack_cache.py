@@ -105,8 +105,10 @@ def find_or_make(
     progress: bool | None = None,
     force: bool = False,
     lock_wait_s: float = LOCK_WAIT_S,
+    may_make: bool = True,
 ) -> Path:
     """The source's pack in the cache. It is made first if it is missing or damaged, or if ``force`` says so.
+    ``may_make``: False refuses where it would have to be.
 
     ``progress``: None shows a bar on a terminal only. Of two processes that want the same pack one makes it. Files that
     killed packings have left in the cache are removed. An existing pack is found even in a read-only cache.
@@ -118,7 +120,7 @@ def find_or_make(
     try:
         sweep_dead_writers(cache / "packs")
         found = None if force else _found(source, cache, _identity(source))
-        return found or _made(source, cache, force, progress, lock_wait_s)
+        return found or _made(source, cache, force, progress, lock_wait_s, may_make)
     except OSError as error:
         raise PackError(
             f"the cache of expert packs {cache} can not be used: {_told(error)}; choose another folder with "
@@ -152,7 +154,9 @@ def _check(source: PackSource, path: Path, digest: str) -> None:
         found.require(source.manifest(digest, like=found.manifest))
 
 
-def _made(source: PackSource, cache: Path, force: bool, progress: bool | None, lock_wait_s: float) -> Path:
+def _made(
+    source: PackSource, cache: Path, force: bool, progress: bool | None, lock_wait_s: float, may_make: bool
+) -> Path:
     identity = _identity(source)
     with _locked(cache, identity, lock_wait_s) as may_write:
         found = None if force else _found(source, cache, identity)
@@ -175,6 +179,8 @@ def _made(source: PackSource, cache: Path, force: bool, progress: bool | None, l
                 "GREENROOM_CACHE"
             )
         if digest is None or _whole(source, cache, digest) is None:
+            if not may_make:
+                raise PackError(f"{cache} has no pack of {source.name} ({source.stem})")
             if digest is not None and (damaged := _path(cache, source, digest)).exists():
                 log.warning("the expert pack %s is damaged; it is made anew", damaged)
                 damaged.unlink()  # it is of no use, and its space is needed

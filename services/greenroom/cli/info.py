@@ -43,8 +43,8 @@ def info(
     """
     from greenroom.demo import bundled_model_path
     from greenroom.experts.copying.cuda import device_type
-    from greenroom.experts.pack.layout import PLAIN
     from greenroom.moe.loading.checkpoint import resolve_config
+    from greenroom.moe.loading.kept_format import describe_kept
     from greenroom.worker.model.checkpoint_summary import summarise
     from greenroom.worker.usable_memory import memory
 
@@ -55,7 +55,8 @@ def info(
         return
     machine, sizes = memory(), summary.slot_sizes
     kv = "unknown" if summary.kv_bytes_per_token is None else f"{format_bytes(summary.kv_bytes_per_token)} a token"
-    kept = "" if summary.expert_format == PLAIN else f", as {summary.expert_format} (--experts-as)"
+    kept = describe_kept([summary.expert_format], experts_as)
+    kept += " (--experts-as)" if kept else ""
     dense = f", as {' and '.join(summary.dense_formats)} (--dense-as)" if summary.dense_formats else ""
     told = "config.json" if found.gguf is None else "the file's metadata"
     rows = [

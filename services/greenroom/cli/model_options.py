@@ -37,7 +37,8 @@ experts_as_option = click.option(
     show_default=True,
     help="Experts in packs and memory. Quantised ones: stored (as the checkpoint has them), expanded (to --dtype), or "
     "auto (as stored where the compiled products take them so). In bfloat16: lossless (three quarters of the bytes "
-    "or less, the same numbers), else as they are.",
+    "or less, the same numbers), expanded (as they are), or auto (lossless on processors where that is faster). "
+    "lossless-planes and lossless-codes make a pack for another processor: one with AVX512_BF16 and VBMI2, any other.",
 )
 
 dense_as_option = click.option(

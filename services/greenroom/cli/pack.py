@@ -34,13 +34,14 @@ def pack(
     """Write the packed expert file of MODEL (a folder, a GGUF file or a hub id) and print its path.
 
     `serve` and `generate` do this by themselves at first use. Give it their --dtype, --experts-as, --device and
-    --products, by which quantised experts are packed. How the pack is read best here is measured as well, and kept
-    beside it.
+    --products, by which experts are packed, and by the processor here. How the pack is read best here is measured as
+    well, and kept beside it.
 
     \b
     Examples:
       greenroom pack mistralai/Mixtral-8x7B-Instruct-v0.1
       greenroom pack ./my-model --dtype bfloat16 --verify
+      greenroom pack ./my-model --experts-as expanded      for processors of several kinds
       greenroom pack ./my-model --measure                  the machine was busy when its disk was measured
     """
     from tqdm import tqdm
@@ -49,13 +50,11 @@ def pack(
     from greenroom.experts.copying.disk_calibration import load_or_measure
     from greenroom.experts.pack.pack_file import PackFile
     from greenroom.moe.loading.checkpoint import resolve
-    from greenroom.moe.loading.kept_format import kept_format
-    from greenroom.moe.loading.packing import ensure_pack
+    from greenroom.moe.loading.kept_pack import kept_pack
 
     found = resolve(model, revision=revision, offline=offline)
-    kept = kept_format(found, dtype, experts_as, products=products, device=device_type(device))
-    path = ensure_pack(found, dtype, cache_dir, force=force, expert_format=kept)
-    with contextlib.closing(PackFile.open(path)) as opened:
+    kept = kept_pack(found, dtype, experts_as, cache_dir, products=products, device=device_type(device), force=force)
+    with contextlib.closing(PackFile.open(kept.path)) as opened:
         if verify:
             with tqdm(
                 total=opened.manifest.record_bytes, desc="verifying", unit="B", unit_scale=True, unit_divisor=1024,
@@ -65,4 +64,4 @@ def pack(
         link = load_or_measure(opened, on_measure=lambda line: click.echo(line, err=True), anew=measure)
         if link is not None:
             click.echo(f"read best in {link.describe()}", err=True)
-    click.echo(path)
+    click.echo(kept.path)

@@ -16,9 +16,9 @@ import transformers
 from greenroom import LLM, SamplingParams
 from greenroom.demo import bundled_model_path
 from greenroom.demo.tasks import TASKS, samples
+from greenroom.moe.formats.expert_format import PLAIN_FORMAT
 from greenroom.moe.formats.lossless.codes import LOSSLESS
 from greenroom.moe.formats.lossless.planes import LOSSLESS_PLANES
-from greenroom.moe.native.rows import native_rows
 from greenroom.worker.generation_engine import ArtifactVersion
 from tests.compiled import native as native
 from tests.contract.prepared_policies import EVERY_POLICY, LITERAL, mlp_file
@@ -62,12 +62,12 @@ def test_greedy_tokens_equal_generate(expected: list[list[int]], cache: Path, bu
 
 
 @pytest.mark.usefixtures("native")
-@pytest.mark.parametrize("kept", ["expanded", "lossless"])
+@pytest.mark.parametrize("kept", ["expanded", "lossless-codes", "lossless-planes"])
 def test_texts_do_not_depend_on_how_experts_are_kept(expected: list[list[int]], cache: Path, kept: str) -> None:
     """At a third of the bytes that they take so."""
-    lossless = LOSSLESS_PLANES if kept == "lossless" and native_rows().is_for_planes else LOSSLESS
+    own = {"expanded": PLAIN_FORMAT, "lossless-codes": LOSSLESS, "lossless-planes": LOSSLESS_PLANES}[kept]
     with _llm("33%", "next-use", cache, experts_as=kept) as llm:
-        assert llm.worker.pack.manifest.formats == ("plain" if kept == "expanded" else lossless.name,)
+        assert llm.worker.pack.manifest.formats == (own.name,)
         conversations = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
         answers = llm.chat(conversations, SamplingParams(temperature=0, max_tokens=48))
         assert [list(answer.token_ids) for answer in answers] == expected

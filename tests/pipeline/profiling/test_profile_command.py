@@ -12,7 +12,10 @@ from click.testing import Result
 
 from greenroom.core.machine import machine_name
 from greenroom.core.model_profile import ModelProfile, load_model_profile
+from greenroom.demo import bundled_model_path
 from greenroom.demo.tasks import TASKS
+from greenroom.moe.loading.checkpoint import resolve
+from greenroom.moe.loading.kept_format import kept_format
 from greenroom.replay import RoutingTrace
 from greenroom.tasktype.keywords.profile import load_profile
 from tests.pipeline.commands import result_of
@@ -60,7 +63,8 @@ def test_the_bundled_model_has_a_profile_of_its_own_tasks(tmp_path: Path) -> Non
     assert profile.costs is not None
     assert list(profile.costs.token_ms_by_rows) == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32]
     assert list(profile.costs.prompt_step_ms)[:5] == [1, 2, 4, 8, 16]
-    assert (profile.costs.machine, profile.costs.expert_format) == (machine_name(), "plain")
+    kept = kept_format(resolve(str(bundled_model_path()))).name  # by the processor
+    assert (profile.costs.machine, profile.costs.expert_format) == (machine_name(), kept)
     assert profile.reuse is not None
     assert sorted(profile.reuse.perplexity) == [0, 20, 40, 60, 80]
     assert profile.reuse.with_all is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -116,6 +116,43 @@ class Plain:
 
 
 PLAIN_FORMAT: ExpertFormat = Plain()
+
+
+class LayerFormats:
+    """An ``ExpertFormat`` that is another one in each layer."""
+
+    version = 1
+
+    def __init__(self, by_layer: Mapping[str, ExpertFormat]) -> None:
+        self._by_layer = dict(by_layer)
+        self.name = "+".join(sorted({one.name for one in by_layer.values()}))
+
+    def of(self, layer: str) -> ExpertFormat:
+        return self._by_layer[layer]
+
+    def record(self, layer: MoeLayer) -> RecordLayout:
+        return self.of(layer.name).record(layer)
+
+    def stored_shapes(self, tensor: ExpertTensor) -> tuple[tuple[int, ...], ...]:
+        return ()
+
+    def check(self, tensor: ExpertTensor, stored: Sequence[torch.Tensor]) -> None:
+        return
+
+    def make(self, tensor: ExpertTensor, stored: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        raise TypeError("a layer's own format makes its records: of(layer)")
+
+    def expand(self, layer: MoeLayer, weights: ExpertWeights, into: ExpertWeights) -> None:
+        self.of(layer.name).expand(layer, weights, into)
+
+    def expanding_bytes(self, layer: MoeLayer) -> int:
+        return self.of(layer.name).expanding_bytes(layer)
+
+
+def of_layers(by_layer: Mapping[str, ExpertFormat]) -> ExpertFormat:
+    """Of these layers: the one that all have, where they have one."""
+    own = set(by_layer.values())
+    return own.pop() if len(own) == 1 else LayerFormats(by_layer)
 
 
 Expand = Callable[[ExpertWeights], ExpertWeights]

@@ -22,10 +22,8 @@ from greenroom.checkpoints.gguf_blocks import (
     q8_0_codes,
 )
 from greenroom.checkpoints.safetensors_headers import StoredTensor
-from greenroom.experts.pack.layout import ExpertWeights, RecordLayout
 from greenroom.gguf.block_types import BlockType
-from greenroom.moe.architecture.moe_layers import ExpertTensor, MoeLayer
-from greenroom.moe.formats.expert_format import PLAIN_FORMAT, BadCodes, ExpertFormat
+from greenroom.moe.formats.expert_format import PLAIN_FORMAT, BadCodes, ExpertFormat, of_layers
 from greenroom.moe.formats.fp4 import FP4
 from greenroom.moe.formats.grouped_format import GroupedPair, MatrixFormat
 from greenroom.moe.formats.int8 import INT8
@@ -164,37 +162,6 @@ def storage_of(block: BlockType, kept: ExpertFormat) -> GgufMatrices:
     return GgufMxfp4(block) if kept is MXFP4 else GgufMatrices(block)
 
 
-class LayerFormats:
-    """An ``ExpertFormat`` that is another one in each layer."""
-
-    version = 1
-
-    def __init__(self, by_layer: Mapping[str, ExpertFormat]) -> None:
-        self._by_layer = dict(by_layer)
-        self.name = "+".join(sorted({one.name for one in by_layer.values()}))
-
-    def of(self, layer: str) -> ExpertFormat:
-        return self._by_layer[layer]
-
-    def record(self, layer: MoeLayer) -> RecordLayout:
-        return self.of(layer.name).record(layer)
-
-    def stored_shapes(self, tensor: ExpertTensor) -> tuple[tuple[int, ...], ...]:
-        return ()
-
-    def check(self, tensor: ExpertTensor, stored: Sequence[torch.Tensor]) -> None:
-        return
-
-    def make(self, tensor: ExpertTensor, stored: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        raise TypeError("a layer's own format makes its records: of(layer)")
-
-    def expand(self, layer: MoeLayer, weights: ExpertWeights, into: ExpertWeights) -> None:
-        self.of(layer.name).expand(layer, weights, into)
-
-    def expanding_bytes(self, layer: MoeLayer) -> int:
-        return self.of(layer.name).expanding_bytes(layer)
-
-
 def gguf_format(types: Mapping[str, tuple[str, str, str]], *, clamped: bool = False) -> ExpertFormat:
     """``types``: of each layer's gate, up and down. A layer whose types have no records of their own has numbers.
     ``clamped``: experts are gpt-oss's."""
@@ -203,5 +170,4 @@ def gguf_format(types: Mapping[str, tuple[str, str, str]], *, clamped: bool = Fa
         layer: known.get((gate, down), PLAIN_FORMAT) if gate == up else PLAIN_FORMAT
         for layer, (gate, up, down) in types.items()
     }
-    own = set(by_layer.values())
-    return own.pop() if len(own) == 1 else LayerFormats(by_layer)
+    return of_layers(by_layer)

@@ -178,7 +178,7 @@ class ExpertPlan:
             """Of each layer's records."""
         else:
             self.formats = [expert_format.of(layer.name) for layer in self.layers]
-        self._asked = tuple(dict.fromkeys(self.formats))
+        self._asked = tuple(self.formats)  # its description stays, whatever is kept otherwise
         self._numbers_of = {layer.name: number for number, layer in enumerate(self.layers)}
         self.dense: dict[str, StoredTensor] = {}
         self.dense_in_parts: dict[str, dict[str, StoredTensor]] = {}
@@ -299,11 +299,12 @@ class ExpertPlan:
 
     def description(self) -> str:
         """Everything besides the weights that determines the converted experts."""
-        lines = [f"{own.name} {own.version}" for own in self._asked if own is not PLAIN_FORMAT]
+        asked = tuple(dict.fromkeys(self._asked))
+        lines = [f"{own.name} {own.version}" for own in asked if own is not PLAIN_FORMAT]
         lines += [] if self.storage is None else [repr(self.storage)]
-        for layer, recipes in zip(self.layers, self.recipes, strict=True):
-            if len(self._asked) > 1:
-                lines.append(self.format_of(layer.name).name)
+        for layer, own, recipes in zip(self.layers, self._asked, self.recipes, strict=True):
+            if len(asked) > 1:
+                lines.append(own.name)
             lines.append(repr(layer))
             for recipe in recipes:
                 operations = [] if recipe.converter is None else recipe.converter.operations

@@ -41,6 +41,7 @@ def ensure_pack(
     force: bool = False,
     lock_wait_s: float = LOCK_WAIT_S,
     expert_format: ExpertFormat = PLAIN_FORMAT,
+    may_make: bool = True,
 ) -> Path:
     """The checkpoint's pack, found or made as ``find_or_make`` says. ``expert_format``: of its records.
 
@@ -50,7 +51,9 @@ def ensure_pack(
     the experts can not be made, PackError if the pack can not be.
     """
     plan = ExpertPlan(checkpoint, resolve_dtype(checkpoint, dtype), expert_format)
-    return find_or_make(MoePackSource(plan), cache_dir, progress=progress, force=force, lock_wait_s=lock_wait_s)
+    return find_or_make(
+        MoePackSource(plan), cache_dir, progress=progress, force=force, lock_wait_s=lock_wait_s, may_make=may_make
+    )
 
 
 class MoePackSource:

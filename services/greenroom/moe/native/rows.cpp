@@ -323,6 +323,24 @@ bool multiplies_bf16() {
 #endif
 }
 
+bool announces_tiles() {
+#if defined(__x86_64__)
+  unsigned a, b, c, d;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & 1u << 24);
+#else
+  return false;
+#endif
+}
+
+bool tiles_have_shape() {
+#if defined(__x86_64__)
+  unsigned a, b, c, d;
+  return __get_cpuid_count(0x1D, 1, &a, &b, &c, &d) && b;  // b: bytes of a tile's row, and number of tiles
+#else
+  return false;
+#endif
+}
+
 #if defined(__x86_64__)
 // Whether the processor has F16C, which older compilers can not ask for. All that have AVX2 do.
 bool converts_halfs() {
@@ -730,16 +748,10 @@ int greenroom_multiplies_bf16() { return multiplies_bf16(); }
 
 // Whether the processor announces AMX tiles (CPUID leaf 7) and does not say what shape they have (leaf 0x1D). Some
 // virtual machines do so. Code that is generated for such tiles holds instructions that do not exist.
-int greenroom_tiles_lack_shape() {
-#if defined(__x86_64__)
-  unsigned a, b, c, d;
-  const unsigned tiles = 1u << 24;
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & tiles)) return 0;
-  return !__get_cpuid_count(0x1D, 1, &a, &b, &c, &d) || b == 0;  // b: bytes of a tile's row, and number of tiles
-#else
-  return 0;
-#endif
-}
+int greenroom_tiles_lack_shape() { return announces_tiles() && !tiles_have_shape(); }
+
+// Whether the processor has AMX tiles, by which torch multiplies many rows of bf16.
+int greenroom_has_tiles() { return announces_tiles() && tiles_have_shape(); }
 
 void greenroom_use_threads(void *parallel, void *number, void *count) {
   gomp_parallel = (ParallelFn)parallel;

@@ -170,6 +170,8 @@ class NativeRows:
         self.use(self.instruction_sets[0])
         self.multiplies_bf16 = bool(library.greenroom_multiplies_bf16())
         """Whether the processor has instructions for it, which torch uses. The limits must then be measured."""
+        self.has_tiles = bool(library.greenroom_has_tiles())
+        """Whether the processor has AMX, by which torch multiplies many rows."""
         few = _ROWS_UNMEASURED if self.multiplies_bf16 else ANY_ROWS
         self.limits = RowLimits(few, few, few)
         self._alone = False

@@ -27,7 +27,7 @@ from greenroom.policies.registry import (
 from greenroom.worker.usable_memory import usable_cores
 
 DEVICES = ("auto", "cpu", "cuda")
-EXPERTS_AS = ("auto", "stored", "expanded", "lossless")
+EXPERTS_AS = ("auto", "stored", "expanded", "lossless", "lossless-codes", "lossless-planes")
 DENSE_AS = ("auto", "stored", "expanded")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 ATTENTIONS = ("auto", "sdpa", "eager")
@@ -45,7 +45,8 @@ class WorkerConfig:
     - ``device``: ``cpu``, ``cuda`` or ``auto`` (a GPU where there is one).
     - ``experts_as``: quantised experts stay as ``stored`` in the checkpoint, or are ``expanded`` to ``dtype`` while
       they are packed. ``auto``: as stored where compiled products take them so. ``lossless``: experts in bf16 take
-      three quarters of their bytes or less.
+      three quarters of their bytes or less; ``auto`` keeps them so where that is faster, ``expanded`` as they are.
+      ``lossless-planes``, ``lossless-codes``: the one of the two that is meant, whatever is faster here.
     - ``dense_as``: the same of quantised linear layers outside the experts. ``stored`` is refused where there are no
       compiled products to take codes; ``auto`` expands there. Codes that they do not know become numbers either way.
     - ``products``: the compiled matrix products (``native``), those of ``torch``, or ``auto``.

@@ -43,9 +43,10 @@ from greenroom.moe.forward.ragged_probe import refuse_stateful
 from greenroom.moe.forward.row_limits import limits_for
 from greenroom.moe.kernels.expert_products import describe_products
 from greenroom.moe.loading.checkpoint import Checkpoint, resolve
-from greenroom.moe.loading.kept_format import keeps_dense, kept_format
+from greenroom.moe.loading.kept_format import describe_kept, keeps_dense
+from greenroom.moe.loading.kept_pack import kept_pack
 from greenroom.moe.loading.load_model import LoadedMoE, attach, load, use_residual
-from greenroom.moe.loading.packing import ensure_pack, resolve_dtype
+from greenroom.moe.loading.packing import resolve_dtype
 from greenroom.moe.native.rows import ANY_ROWS
 from greenroom.moe.routing.expert_mlp import predictors_for
 from greenroom.policies.base.answer_lengths import AnswerLengths
@@ -98,16 +99,16 @@ class ModelRuntime:
         self.profile: ModelProfile | None = None if config.profile is None else load_model_profile(Path(config.profile))
         """The profile of the model that `greenroom profile` made, where one was given."""
         self.text = TextProcessor.from_folder(self.checkpoint.folder)
-        self._expert_format = kept_format(
-            *(self.checkpoint, config.dtype, config.experts_as), products=config.products, device=self._device.type
-        )
         # Refuses what it can not keep before anything is packed.
         dtype = resolve_dtype(self.checkpoint, config.dtype)
         keeps_dense(dtype, config.dense_as, products=config.products, device=self._device.type)
-        path = ensure_pack(
-            self.checkpoint, config.dtype, config.cache_dir, progress=config.progress, expert_format=self._expert_format
-        )
-        self.pack = PackFile.open(path)
+        kept = kept_pack(
+            *(self.checkpoint, config.dtype, config.experts_as, config.cache_dir),
+            products=config.products, device=self._device.type, progress=config.progress,
+        )  # fmt: skip
+        self._expert_format = kept.format
+        self._experts_as = "" if kept.stands_in else config.experts_as
+        self.pack = PackFile.open(kept.path)
         try:
             if self.profile is not None:
                 check_profile(self.profile, catalogue_of(self.pack.manifest), self.checkpoint.name)
@@ -372,8 +373,7 @@ class ModelRuntime:
         reads = "past the page cache" if self.pack.direct else "through the page cache, dropped after each read"
         link = "whole records (the pack is small: not measured)" if self.link is None else self.link.describe()
         kind = f"{self.checkpoint.config.model_type}, {self.pack.manifest.dtype} on {self._device}"
-        formats = self.pack.manifest.formats
-        kept = "" if formats == (PLAIN,) else f", as {' and '.join(formats)}"
+        kept = describe_kept(self.pack.manifest.formats, self._experts_as)
         dense = f"; dense layers as {' and '.join(self.dense_formats)}" if self.dense_formats else ""
         policy = spelling(self.config.policy, self.config.policy_options)
         maps = "" if self.config.residual is None else f" with the maps of {self.config.residual}"

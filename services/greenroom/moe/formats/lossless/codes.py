@@ -41,6 +41,7 @@ class Lossless(LosslessFormat):
     version = 1
     planes = False
     listed = PLACES - 1
+    inputs_at_once = _BLOCK
 
     def room(self, outputs: int, inputs: int) -> int:
         return max(_LEAST_ROOM, outputs * inputs // _ONE_OF)

@@ -42,6 +42,7 @@ class LosslessPlanes(LosslessFormat):
     version = 1
     planes = True
     listed = (1 << _PLANES) - 1
+    inputs_at_once = _INPUTS
 
     def room(self, outputs: int, inputs: int) -> int:
         return _SPARE + outputs * inputs // _ONE_OF

@@ -46,6 +46,8 @@ class LosslessFormat(ABC):
     """What the compiled products take its records as."""
     listed: int
     """How many exponents the table has."""
+    inputs_at_once: int
+    """Products are fast where a matrix has a multiple of so many inputs."""
 
     def of(self, layer: str) -> ExpertFormat:
         return self
