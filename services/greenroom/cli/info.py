@@ -57,6 +57,8 @@ def info(
     kv = "unknown" if summary.kv_bytes_per_token is None else f"{format_bytes(summary.kv_bytes_per_token)} a token"
     kept = "" if summary.expert_format == PLAIN else f", as {summary.expert_format} (--experts-as)"
     dense = f", as {' and '.join(summary.dense_formats)} (--dense-as)" if summary.dense_formats else ""
+    if summary.dense_may_be_less:
+        dense = " at most: only the weights' headers say which of them are codes (--dense-as)"
     told = "config.json" if found.gguf is None else "the file's metadata"
     rows = [
         ("model", f"{summary.name} ({summary.model_type}, {summary.dtype})"),
