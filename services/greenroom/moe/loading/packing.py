@@ -85,6 +85,7 @@ class _Makers:
         self._pool = ThreadPoolExecutor(at_once, "record maker", torch.set_num_threads, (1,))
 
     def __enter__(self) -> Self:
+        torch.set_num_threads(1)
         return self
 
     def __exit__(self, *_: object) -> None:
