@@ -162,7 +162,6 @@ def two_of_each(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_random(
         "mixtral", tmp_path_factory.mktemp("two") / "model", dtype=torch.bfloat16, tokenizer=True,
         max_shard_size="100MB", hidden_size=512, intermediate_size=1536, num_hidden_layers=2, num_local_experts=2,
-        head_dim=32,
     )  # fmt: skip
 
 
@@ -180,7 +179,7 @@ def test_peak_memory_of_each_format(two_of_each: Path, tmp_path: Path, name: str
         assert found["evictions"] > 0
         assert found["experts"] <= found["all_experts"] / 4
     beside = found["announced"] - found["base"] - found["experts"]
-    assert beside < 150 * MIB, "an announcement that says nothing"
+    assert beside < 200 * MIB, "an announcement that says nothing"
 
 
 LOAD = """
