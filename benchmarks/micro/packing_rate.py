@@ -1,12 +1,13 @@
 """How fast an expert pack is made, beside what the disk gives a plain copy of the same bytes.
 
-    python -m benchmarks.packing_rate [--layers 12] [--experts 48] [--rounds 3]
+    python -m benchmarks.packing_rate [--format bf16 --format fp8-blocks …] [--layers 12] [--experts 48] [--rounds 3]
 
-A Mixtral of random weights, nothing of its files in the page cache. Turns: *pack* is what ``greenroom pack`` does, from
-the first read to the rename. *copy* reads the checkpoint's files and writes them beside it, and *write* only writes as
-many bytes: both past the page cache, 8 MiB at a time in four threads, into space that is claimed first, with a sync at
-the end. ``packing_share`` is the rate of *pack* over that of *copy*, round by round, ``write_share`` that over *write*.
-The disk is to have room for the checkpoint twice; what a turn has written is removed after it.
+A Mixtral of random weights (for mxfp4 a gpt-oss), nothing of its files in the page cache, whose experts stay in the
+format. Turns: *pack* is what ``greenroom pack`` does, from the first read to the rename. *copy* reads the checkpoint's
+files and writes them beside it, and *write* only writes as many bytes as the pack has: both past the page cache, 8 MiB
+at a time in four threads, into space that is claimed first, with a sync at the end. ``packing_share`` is the rate of
+*pack* over that of *copy*, round by round, ``write_share`` that over *write*. The disk is to have room for the
+checkpoint twice; what a turn has written is removed after it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from typing import Any, Final
 import click
 
 from benchmarks.harness.disk import drop_cache
-from benchmarks.harness.inputs.checkpoints import RandomMixtral, random_mixtral
+from benchmarks.harness.inputs.checkpoints import RandomMixtral, kept, random_mixtral
+from benchmarks.harness.inputs.mxfp4_checkpoint import RandomGptOss, random_gpt_oss
 from benchmarks.harness.machine import cache_folder, describe_machine
 from benchmarks.harness.reporting.progress import progress
 from benchmarks.harness.reporting.statistics import Spread, spread_json
@@ -37,9 +39,12 @@ from greenroom.checkpoints.pack_cache import PackSource, find_or_make
 from greenroom.core.units import MIB
 from greenroom.experts.pack.direct_io import page_aligned
 from greenroom.experts.pack.layout import PAGE_BYTES
+from greenroom.experts.pack.pack_file import pack_bytes
+from greenroom.moe.formats.expert_format import PLAIN_FORMAT
 from greenroom.moe.loading.checkpoint import resolve
 from greenroom.moe.loading.conversion import ExpertPlan
 from greenroom.moe.loading.packing import MoePackSource, resolve_dtype
+from tests.stored_checkpoints import KINDS, Size
 
 ARMS: Final = ("pack", "copy", "write")
 PIECE_BYTES: Final = 8 * MIB
@@ -156,29 +161,57 @@ def table(rows: Sequence[dict[str, Any]], shares: dict[str, Any]) -> str:
     return "\n".join(lines + [f"{name} {median_range(share)}" for name, share in shares.items()])
 
 
-@click.command(help=__doc__)
-@click.option("--layers", type=click.IntRange(min=1), default=12, show_default=True)
-@click.option("--experts", type=click.IntRange(min=4), default=48, show_default=True, help="A layer, of 9 MiB each.")
-@click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True)
-def main(layers: int, experts: int, rounds: int) -> None:
-    model = RandomMixtral(layers=layers, experts=experts, top_k=4, intermediate=1536)
-    checkpoint = resolve(str(random_mixtral(model)))
-    source = MoePackSource(ExpertPlan(checkpoint, resolve_dtype(checkpoint)))
-    files, pieces = source.files, Pieces()
+def checkpoint_in(name: str, layers: int, experts: int) -> Path:
+    """Experts of 9 MiB in bf16. Those in codes are copies of few: what codes are does not matter here."""
+    if name in ("bf16", "lossless"):
+        return random_mixtral(RandomMixtral(layers=layers, experts=experts, top_k=4, intermediate=1536))
+    if name == "mxfp4":
+        return random_gpt_oss(RandomGptOss(layers=layers, experts=experts, top_k=4, intermediate=1536))
+    few = random_mixtral(RandomMixtral(layers=2, experts=2, top_k=2, intermediate=1536))
+    folder = kept(
+        "packing-rate",
+        f"1 {name} {layers} {experts} {few.name}",
+        lambda draft: KINDS[name].write(few, draft, Size(layers, experts)),
+    )
+    file = folder / "model.gguf"
+    return file if file.exists() else folder / "model"
+
+
+def source_in(name: str, layers: int, experts: int) -> MoePackSource:
+    checkpoint = resolve(str(checkpoint_in(name, layers, experts)))
+    expert_format = PLAIN_FORMAT if name == "bf16" else KINDS[name].kept(checkpoint)
+    return MoePackSource(ExpertPlan(checkpoint, resolve_dtype(checkpoint), expert_format))
+
+
+def measure(source: MoePackSource, rounds: int, name: str) -> dict[str, list[Turn]]:
+    """By arm."""
+    files, pieces, nbytes = source.files, Pieces(), pack_bytes(source.manifest("0" * 32))
     works: dict[str, Callable[[Path], int]] = {
         "pack": lambda folder: pack(source, folder),
         "copy": lambda folder: pieces.copy(files, folder),
-        "write": lambda folder: pieces.write(source.stored_bytes, folder),
+        "write": lambda folder: pieces.write(nbytes, folder),
     }
     turns: dict[str, list[Turn]] = {arm: [] for arm in ARMS}
-    with progress(rounds * len(ARMS), "turns", "turn") as bar:
+    with progress(rounds * len(ARMS), name, "turn") as bar:
         for _, arm in in_turns(ARMS, rounds, float("inf"), warm_up=False):
             turns[arm].append(measured(works[arm], files, cache_folder()))
             bar.update()
-    rows, shares = summary(turns)
-    click.echo(table(rows, shares))
-    machine = describe_machine(cache_folder())
-    click.echo(json.dumps({"stored_bytes": source.stored_bytes, "rows": rows, **shares, "machine": machine}))
+    return turns
+
+
+@click.command(help=__doc__)
+@click.option("--format", "names", type=click.Choice(("bf16", *KINDS)), multiple=True, default=("bf16",))
+@click.option("--layers", type=click.IntRange(min=1), default=12, show_default=True)
+@click.option("--experts", type=click.IntRange(min=4), default=48, show_default=True, help="A layer, of 9 MiB in bf16.")
+@click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True)
+def main(names: Sequence[str], layers: int, experts: int, rounds: int) -> None:
+    found = {}
+    for name in names:
+        source = source_in(name, layers, experts)
+        rows, shares = summary(measure(source, rounds, name))
+        click.echo(f"{name}\n{table(rows, shares)}")
+        found[name] = {"stored_bytes": source.stored_bytes, "rows": rows, **shares}
+    click.echo(json.dumps({"formats": found, "machine": describe_machine(cache_folder())}))
 
 
 if __name__ == "__main__":

@@ -20,15 +20,19 @@ from greenroom.worker.model.checkpoint_summary import summarise
 from tests.compiled import native as native
 from tests.fp8_checkpoints import to_fp8
 from tests.integration.server import Server
+from tests.matrices import matrix
 from tests.mxfp4_checkpoints import save_mxfp4
 from tests.random_checkpoints import save_random
+from tests.stored_checkpoints import KINDS, Size
 
 CHILD = """
 import json, sys
 from pathlib import Path
+def peak():
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(status["VmHWM"].split()[0]) * 1024
 {work}
-status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-print(json.dumps({{**figures, "peak": int(status["VmHWM"].split()[0]) * 1024}}))
+print(json.dumps({{**figures, "peak": peak()}}))
 """
 PACK = """
 from greenroom.moe.loading.checkpoint import resolve
@@ -140,6 +144,56 @@ def test_peak_memory_of_experts_that_stay_as_they_are_stored(
     assert expanded["peak"] <= expanded["announced"]
     assert stored["all_experts"] < expanded["all_experts"] / 3.7
     assert stored["announced"] - stored["base"] < expanded["announced"] - expanded["base"] - 60 * MIB
+
+
+IN_ITS_FORMAT = """
+from greenroom import LLM, SamplingParams
+from greenroom.moe.loading.checkpoint import resolve
+from greenroom.moe.loading.kept_format import kept_format
+from greenroom.moe.loading.packing import ensure_pack
+from greenroom.worker.usable_memory import resident_bytes
+checkpoint, cache = resolve(sys.argv[1]), Path(sys.argv[2])
+kept = kept_format(checkpoint, experts_as=sys.argv[3])
+before = resident_bytes()
+ensure_pack(checkpoint, cache_dir=cache, expert_format=kept)
+packing = peak() - before
+with LLM(sys.argv[1], cache_dir=cache, experts_as=sys.argv[3], expert_memory=sys.argv[4], max_running=8,
+         tokens_per_step=128, prefill_chunk=64, warm_start=False) as llm:
+    prompts = [[(7 * n + 3 * i) % 250 + 4 for i in range(40 + n)] for n in range(8)]
+    llm.generate(prompts, SamplingParams(temperature=0.8, seed=1, max_tokens=12, ignore_eos=True))
+    plan, counters = llm.worker.plan, llm.worker.experts.counters
+    figures = {"packing": packing, "announced": plan.total, "base": plan.base, "experts": plan.expert_memory,
+               "all_experts": plan.slot_sizes.all_bytes, "evictions": counters.evictions,
+               "shipped": sum(one.nbytes for name, one in checkpoint.tensors.items() if ".experts." in name)}
+"""
+FORMATS = ("fp8-blocks", "gptq", "q4_k_m", "q8_0", "lossless")
+"""mxfp4 and numbers are above."""
+
+
+@pytest.fixture(scope="module")
+def two_of_each(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two experts of two layers, of which each format makes 96 of 4.5 MiB in bf16."""
+    return save_random(
+        "mixtral", tmp_path_factory.mktemp("two") / "model", dtype=torch.bfloat16, tokenizer=True,
+        max_shard_size="100MB", hidden_size=512, intermediate_size=1536, num_hidden_layers=2, num_local_experts=2,
+    )  # fmt: skip
+
+
+@matrix(1, name=FORMATS, memory=("25%", "100%"))
+def test_peak_memory_of_each_format(two_of_each: Path, tmp_path: Path, name: str, memory: str) -> None:
+    kind = KINDS[name]
+    path = kind.write(two_of_each, tmp_path / "model", Size(layers=6, experts=16))
+    found = run(IN_ITS_FORMAT, str(path), str(tmp_path), kind.experts_as, memory)
+    assert found["packing"] < 120 * MIB, "packing holds an expert at a time, not the model"
+    assert found["peak"] <= found["announced"]
+    assert found["all_experts"] <= (0.76 if kind.experts_as == "lossless" else 1.02) * found["shipped"]
+    if memory == "100%":
+        assert found["experts"] == found["all_experts"]
+    else:
+        assert found["evictions"] > 0
+        assert found["experts"] <= found["all_experts"] / 4
+    beside = found["announced"] - found["base"] - found["experts"]
+    assert beside < 200 * MIB, "an announcement that says nothing"
 
 
 LOAD = """

@@ -106,6 +106,18 @@ def test_dense_layers_are_said_and_counted_as_they_are_kept(run: Run, tmp_path: 
 
 
 @pytest.mark.usefixtures("native")
+def test_dense_layers_are_counted_as_numbers_where_no_headers_say_what_they_are(run: Run, tmp_path: Path) -> None:
+    folder = to_fp8(save_random("qwen3_moe", tmp_path / "plain", dtype=torch.bfloat16), tmp_path / "model")
+    numbers = json.loads(run("info", str(folder), "--dense-as", "expanded", "--json")[0])
+    for file in folder.glob("*.safetensors"):
+        file.unlink()
+    assert "at most: only the weights' headers say which of them are codes (--dense-as)" in run("info", str(folder))[0]
+    told = json.loads(run("info", str(folder), "--json")[0])
+    assert (told["dense_bytes"], told["dense_may_be_less"]) == (numbers["dense_bytes"], True)
+    assert not numbers["dense_may_be_less"]
+    assert "at most" not in run("info", str(folder), "--dense-as", "expanded")[0]
+
+
 def test_lossless_experts_are_said_and_packed_so(run: Run, tmp_path: Path) -> None:
     folder = str(save_random("mixtral", tmp_path / "m", dtype=torch.bfloat16, hidden_size=256, intermediate_size=512))
     kept = "lossless-planes" if native_rows().is_for_planes else "lossless"

@@ -39,7 +39,7 @@ class ReadAhead:
         self._ahead_bytes = ahead_bytes
         self._reads: deque[tuple[Future[torch.Tensor], memoryview]] = deque()
         self._ahead = 0  # bytes of their memory
-        self._taken: list[memoryview] = []
+        self._taken: deque[memoryview] = deque()
         self._free: dict[int, list[memoryview]] = {}  # by size
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="read ahead")
         self._next = next(self._wanted, None)
@@ -65,11 +65,11 @@ class ReadAhead:
         self._read_on()
         return read.result()
 
-    def give_back(self) -> None:
-        """All that was taken is needed no longer."""
-        for buffer in self._taken:
+    def give_back(self, count: int | None = None) -> None:
+        """The ``count`` tensors that were taken first are needed no longer. None: all that were taken."""
+        for _ in range(len(self._taken) if count is None else count):
+            buffer = self._taken.popleft()
             self._free.setdefault(len(buffer), []).append(buffer)
-        self._taken.clear()
         self._read_on()
 
     def _read_on(self) -> None:

@@ -58,6 +58,8 @@ def info(
     kept = describe_kept([summary.expert_format], experts_as)
     kept += " (--experts-as)" if kept else ""
     dense = f", as {' and '.join(summary.dense_formats)} (--dense-as)" if summary.dense_formats else ""
+    if summary.dense_may_be_less:
+        dense = " at most: only the weights' headers say which of them are codes (--dense-as)"
     told = "config.json" if found.gguf is None else "the file's metadata"
     rows = [
         ("model", f"{summary.name} ({summary.model_type}, {summary.dtype})"),

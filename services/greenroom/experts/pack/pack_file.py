@@ -84,6 +84,11 @@ class _Geometry:
         return int(self.layer_starts[layer]) + expert
 
 
+def pack_bytes(manifest: PackManifest) -> int:
+    """Of a whole pack on disk, from its header to the last checksum."""
+    return _Geometry(manifest, len(_json_of(manifest))).total
+
+
 class PackWriter:
     """Writes a pack; a context manager.
 

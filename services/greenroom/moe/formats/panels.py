@@ -13,6 +13,8 @@ from typing import Final
 import torch
 from torch.nn import functional
 
+from greenroom.moe.native.rows import native_rows_or_none
+
 HALF: Final = 16
 PANEL: Final = 2 * HALF
 UNIT: Final = 32
@@ -62,10 +64,7 @@ def rows_of_lanes(lanes: torch.Tensor, outputs: int, *, joined: bool) -> torch.T
 def byte_codes(codes: torch.Tensor, *, joined: bool) -> torch.Tensor:
     """Bytes ``[outputs, inputs]`` as ``[panels, units, 1024]``: for an input 16 of the left half, then of the right."""
     halves, units = halves_of(_whole_units(codes), joined=joined), units_of(codes.shape[1])
-    # Four inputs change places together first, since a byte alone takes as long: half as fast again as one permutation.
-    fours = halves.reshape(-1, PANEL, units * UNIT // 4, 4).contiguous().view(torch.int32).squeeze(-1)
-    by_output = fours.transpose(1, 2).contiguous().view(torch.uint8).view(-1, units * UNIT // 4, PANEL, 4)
-    return by_output.transpose(2, 3).reshape(-1, units, UNIT * PANEL)
+    return transposed(halves.reshape(-1, PANEL, units * UNIT)).view(-1, units, UNIT * PANEL)
 
 
 def rows_of_bytes(codes: torch.Tensor, outputs: int, inputs: int, *, joined: bool) -> torch.Tensor:
@@ -108,6 +107,18 @@ def halves_of_bits(packed: torch.Tensor, bits: int) -> torch.Tensor:
     several = torch.stack([packed >> bits * place & (1 << bits) - 1 for place in range(8 // bits)], dim=-1)
     lanes = several.view(panels, units, UNIT // together, HALF, together, 2).permute(0, 5, 3, 1, 2, 4)
     return lanes.reshape(panels, 2, HALF, units * UNIT)
+
+
+def transposed(matrices: torch.Tensor) -> torch.Tensor:
+    """Of ``uint8[n, rows, columns]`` ``[n, columns, rows]``. Torch moves bytes one by one, which takes ten times as
+    long as what is compiled."""
+    native = native_rows_or_none()
+    if native is None:
+        return matrices.transpose(1, 2).contiguous()
+    count, rows, columns = matrices.shape
+    into = torch.empty(count, columns, rows, dtype=torch.uint8)
+    native.transpose_bytes(matrices.contiguous(), into)
+    return into
 
 
 def _whole_units(codes: torch.Tensor) -> torch.Tensor:

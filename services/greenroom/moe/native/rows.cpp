@@ -178,6 +178,7 @@ inline uint16_t to_bf16(float value) {
 }
 
 #include "lossless_encoding.inc"
+#include "byte_transpose.inc"
 
 constexpr size_t PADDING = 16, ROWS_WORTH_A_THREAD = 8, ROWS_TOGETHER = 32;
 
@@ -812,6 +813,12 @@ void greenroom_lossless_experts(int64_t kind, const int64_t *weights, const int6
     expert.down = (const uint32_t *)weights[4 * e + 2];
     expert.down_scales = (const uint8_t *)weights[4 * e + 3];
   });
+}
+
+// Of `count` matrices in[rows, columns] of bytes out[columns, rows].
+void greenroom_transpose_bytes(const void *in, int64_t count, int64_t rows, int64_t columns, void *out) {
+  for (int64_t matrix = 0; matrix < count; matrix++)
+    transpose_bytes((const uint8_t *)in + matrix * rows * columns, rows, columns, (uint8_t *)out + matrix * rows * columns);
 }
 
 // The lossless codes or planes of a matrix numbers[outputs, inputs], bf16, and its exponents, which were zeroed and have room for so

@@ -204,6 +204,8 @@ class NativeRows:
         self._grouped = {one.decode(): n for n, one in enumerate(iter(map(grouped, itertools.count()).__next__, None))}
         self._lossless_experts = library.greenroom_lossless_experts
         self._lossless_experts.argtypes, self._lossless_experts.restype = [count, *self._experts.argtypes], None
+        self._transpose_bytes = library.greenroom_transpose_bytes
+        self._transpose_bytes.argtypes, self._transpose_bytes.restype = [pointer, count, count, count, pointer], None
         self._lossless_encode = library.greenroom_lossless_encode
         self._lossless_encode.argtypes = [count, ctypes.c_int, pointer, count, count, count, pointer, pointer]
         self._lossless_encode.restype = count
@@ -429,6 +431,10 @@ class NativeRows:
             *(_at(tokens) + 8 * first, _at(scales) + 4 * first, out.data_ptr(), add),
             self._threads(3 * hidden * inner),
         )
+
+    def transpose_bytes(self, matrices: torch.Tensor, into: torch.Tensor) -> None:
+        """Write ``matrices[n, rows, columns]`` to ``into[n, columns, rows]``, both of bytes. On the calling thread."""
+        self._transpose_bytes(matrices.data_ptr(), *matrices.shape, into.data_ptr())
 
     def lossless_encode(
         self,

@@ -28,7 +28,8 @@ class Summary:
     headers of the weights were compared with the configuration; False where there are no weights here.
     ``slot_sizes``: how memory for experts is cut. ``expert_format``: how the experts lie in memory, "plain" being
     numbers of ``dtype``. ``dense_formats``: of linear layers outside them that stay as they are stored, as far as there
-    are headers of weights to say so.
+    are headers of weights to say so. ``dense_may_be_less``: ``dense_bytes`` counts numbers, and some of these layers
+    may be codes. No configuration says for sure which ones: DeepSeek-V3's names none, and its head is numbers.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Summary:
     checked: bool
     expert_format: str = PLAIN
     dense_formats: tuple[str, ...] = ()
+    dense_may_be_less: bool = False
 
     @property
     def experts(self) -> int:
@@ -110,7 +112,8 @@ def summarise(
             kv_bytes = kv_layout_of(model).bytes_per_token
         except UnsupportedModel as error:
             refused = str(error)
-    own = shipped(checkpoint.config, checkpoint.tensors).format
+    found = shipped(checkpoint.config, checkpoint.tensors)
+    own = found.format
     for layer in layers:
         for tensor in layer.tensors:
             own.stored_shapes(tensor)  # refused where the format has no such widths, also if all becomes numbers
@@ -144,4 +147,5 @@ def summarise(
         checked=bool(checkpoint.tensors),
         expert_format=expert_format.name,
         dense_formats=() if plan is None else plan.dense_formats,
+        dense_may_be_less=plan is None and dense_stays and found.storage is not None,
     )

@@ -24,12 +24,16 @@ from greenroom.moe.formats.int4.matrix import (
     check_header,
     check_scales,
     groups_in,
+    unpacked,
 )
 from greenroom.moe.formats.int4.record import Int4, codes_of
 from greenroom.moe.formats.int4.settings import group_size, names, need_4_bits
+from greenroom.moe.formats.panels import transposed
 from greenroom.moe.formats.stored_matrix import NotServed, Shipped
 
 _SCALES: Final = 2
+_PLACES: Final = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Where in a word each of its outputs is."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +70,9 @@ class AwqStorage:
 
 
 def _by_output(words: torch.Tensor) -> torch.Tensor:
-    pairs = []
-    for place in range(4):  # two neighbours are 16 bits apart
-        both = words >> 4 * place & 0x000F000F
-        pairs.append((both | both >> 8).short())
-    return torch.stack(pairs, dim=-1).view(torch.uint8).view(len(words), -1).t().contiguous()
+    inputs, count = words.shape
+    in_words = transposed(unpacked(words)[None]).view(count, CODES_A_WORD, inputs)
+    return torch.stack([in_words[:, place] for place in _PLACES], dim=1).view(-1, inputs)
 
 
 def awq(settings: Mapping[str, Any]) -> Shipped:

@@ -20,7 +20,7 @@ from greenroom.checkpoints.safetensors_headers import StoredTensor
 from greenroom.core.errors import UnsupportedModel
 from greenroom.moe.formats.grouped_format import MatrixFormat, Part
 from greenroom.moe.formats.int4.matrix import MIDDLE, SCALES, Int4Matrix
-from greenroom.moe.formats.panels import HALF, PANEL, UNIT, bit_codes, lane_values, rows_of_bits
+from greenroom.moe.formats.panels import HALF, PANEL, UNIT, bit_codes, lane_values, rows_of_bits, transposed
 from greenroom.moe.formats.stored_matrix import MatrixStorage, Shipped
 from greenroom.moe.native.rows import GroupedCodes
 
@@ -112,7 +112,7 @@ def codes_of(matrix: Int4Matrix, *, ordered: bool) -> list[torch.Tensor]:
         )
     order = torch.arange(codes.shape[1]) if groups is None else torch.argsort(groups, stable=True)
     return [
-        codes if groups is None else codes[:, order],
+        codes if groups is None else transposed(transposed(codes[None])[0].index_select(0, order)[None])[0],
         scales,
         *([] if zeros is None else [zeros]),
         *([order.to(torch.int32)] if ordered else []),
