@@ -10,13 +10,14 @@ from __future__ import annotations
 import csv
 import subprocess
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.children.process_memory import memory
+from benchmarks.harness.children.process_memory import anonymous_bytes_of, memory
 from benchmarks.harness.inputs.spelled_tokens import spelled, tokens_of
 from benchmarks.peers.batch import Batch, Decoded, batch_of
 
@@ -26,6 +27,7 @@ SEED = 11
 SAMPLED = ("--temp", "1", "--top-k", "0", "--top-p", "1", "--seed", str(SEED))
 """Routing as random as the model's answers. Greedy answers of random weights soon go in circles."""
 _TIMEOUT_S = 300.0
+_POLL_S = 0.01
 _ERROR_CHARACTERS = 400
 _MIB = 2**20
 
@@ -38,14 +40,14 @@ class StreamingFailed(Exception):
 class Told:
     """What one run said of itself. Bytes.
 
-    ``own_bytes``: what it allocated beside its cache of experts; dense weights that it copied are in it.
+    ``cache_bytes``: of the experts that it kept, at the end.
     """
 
     decoded: Decoded
     load_s: float
     hit_rate: float | None
     peak_rss: int
-    own_bytes: int
+    cache_bytes: int
 
 
 class StreamingLlama:
@@ -60,32 +62,50 @@ class StreamingLlama:
     def decode(self, batches: list[dict[str, Any]]) -> dict[str, Any]:
         """One batch after the other, each by a program of its own. The figures beside are of the last."""
         runs = [self._run(batch_of(batch)) for batch in batches]
-        own = memory()["rss"] + Path(self._start[0]).stat().st_size
-        last = runs[-1]
+        last, allocated = runs[-1]
+        beside = memory()["rss"] + Path(self._start[0]).stat().st_size
         return {
-            "batches": [asdict(run.decoded) for run in runs],
+            "batches": [asdict(run.decoded) for run, _ in runs],
             "load_s": last.load_s,
             "hit_rate": last.hit_rate,
             "peak_rss": last.peak_rss,
-            "own_bytes": last.own_bytes + own,
+            "own_bytes": allocated - last.cache_bytes + beside,
         }
 
     def close(self) -> None:
         pass
 
-    def _run(self, batch: Batch) -> Told:
+    def _run(self, batch: Batch) -> tuple[Told, int]:
+        """Also the most that the program had allocated. Prompts take more than its cache's bound: all that a layer
+        picks is there at once."""
         if batch.sequences != 1:
             raise StreamingFailed(f"it decodes one sequence, not {batch.sequences}")
         (prompt,), (forced,) = batch.prompts, batch.forced
         with tempfile.TemporaryDirectory() as folder:
             table = Path(folder) / "steps.csv"
             command = [*self._start, "--n-predict", str(len(forced)), "--csv", str(table), "--prompt", spelled(prompt)]
-            done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S
-            )
-            if done.returncode:
-                raise StreamingFailed(f"it ended with {done.returncode}: {done.stderr.strip()[-_ERROR_CHARACTERS:]}")
-            return told_of(done.stdout, table.read_text(), prompt, len(forced))
+            with (Path(folder) / "answer").open("w+") as answer, (Path(folder) / "log").open("w+") as log:
+                process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=answer, stderr=log)
+                allocated = _watched(process)
+                answer.seek(0)
+                log.seek(0)
+                text, said = answer.read(), log.read()
+            if process.returncode:
+                raise StreamingFailed(f"it ended with {process.returncode}: {said.strip()[-_ERROR_CHARACTERS:]}")
+            return told_of(text, table.read_text(), prompt, len(forced)), allocated
+
+
+def _watched(process: subprocess.Popen[bytes]) -> int:
+    """Wait for its end; the most that it had allocated meanwhile. Raises StreamingFailed where it takes too long."""
+    most, deadline = 0, time.monotonic() + _TIMEOUT_S
+    while process.poll() is None:
+        if time.monotonic() > deadline:
+            process.kill()
+            process.wait()
+            raise StreamingFailed(f"it did not end within {_TIMEOUT_S:.0f} s")
+        most = max(most, anonymous_bytes_of(process.pid))
+        time.sleep(_POLL_S)
+    return most
 
 
 def told_of(text: str, table: str, prompt: Sequence[int], tokens: int) -> Told:
@@ -120,13 +140,12 @@ def _told(steps: Sequence[Mapping[str, str]], said: Mapping[str, float], picked:
     arrivals = tuple(accumulate([said["prefill_s"], *walls]))
     read = sum(int(step["read_bytes"]) for step in steps[:-1])
     hits = said["cache_hit_pct"]
-    allocated = max(float(step["rss_anon_mib"]) for step in steps) - said["cache_resident_MiB"]
     return Told(
         Decoded((arrivals,), (picked,), read),
         load_s=said["load_s"],
         hit_rate=hits / 100 if hits >= 0 else None,
         peak_rss=int(max(float(step["rss_mib"]) for step in steps) * _MIB),
-        own_bytes=int(allocated * _MIB),
+        cache_bytes=int(said["cache_resident_MiB"] * _MIB),
     )
 
 

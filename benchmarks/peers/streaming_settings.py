@@ -14,17 +14,18 @@ WHOLE_MODEL_MIB = 16_384
 
 @dataclass(frozen=True)
 class StreamingSettings:
-    """Those that change no token. ``io_threads``: lanes that read experts. ``overlap``: a layer computes while its own
-    experts are read. ``two_waves``: the first matrices are read before room is made for the others. ``direct``: reads
-    past the page cache. ``cached`` False: no expert is kept. ``dense``: how the other weights lie. ``predict``: reads
-    ahead by the next layer's router, ``temporal`` by what the token before picked, so many layers.
+    """Those that change no token. Experts are always read past the page cache.
+
+    ``io_threads``: lanes that read experts. ``overlap``: a layer computes while its own experts are read.
+    ``two_waves``: the first matrices are read before room is made for the others. ``cached`` False: no expert is kept.
+    ``dense``: how the other weights lie. ``predict``: reads ahead by the next layer's router, ``temporal`` by what the
+    token before picked, so many layers.
     """
 
     threads: int = 2
     io_threads: int = 4
     overlap: bool = False
     two_waves: bool = False
-    direct: bool = True
     cached: bool = True
     dense: str = "anon"
     predict: bool = False
@@ -37,7 +38,6 @@ class StreamingSettings:
         found += ["--cache-mb", str(cache_mib if self.cached else 0), "--force-cache"]
         found += ["--overlap"] if self.overlap else []
         found += ["--io-two-wave"] if self.two_waves else []
-        found += [] if self.direct else ["--no-odirect"]
         found += ["--predict-prefetch"] if self.predict else []
         found += ["--prefetch", str(self.temporal)] if self.temporal else []
         return found
@@ -45,7 +45,6 @@ class StreamingSettings:
     def describe(self) -> str:
         said = [f"{self.threads} threads", f"{self.io_threads} lanes", f"dense weights {self.dense}"]
         said += ["overlap" + (" in two waves" if self.two_waves else "")] if self.overlap else []
-        said += [] if self.direct else ["through the page cache"]
         said += [] if self.cached else ["no cache"]
         said += ["predictive prefetch"] if self.predict else []
         said += [f"temporal prefetch of {self.temporal}"] if self.temporal else []
@@ -61,7 +60,7 @@ def lane_trials(threads: int) -> list[StreamingSettings]:
 def single_changes(best: StreamingSettings) -> list[StreamingSettings]:
     """The best so far first, then single changes that may better it."""
     changes: Sequence[dict[str, Any]] = (
-        {}, {"direct": False}, {"cached": False}, {"dense": "mmap"}, {"predict": True}, {"temporal": 1},
+        {}, {"cached": False}, {"dense": "mmap"}, {"predict": True}, {"temporal": 1},
         {"threads": 2 * best.threads}, *([{"two_waves": True}] if best.overlap else []),
     )  # fmt: skip
     return [replace(best, **change) for change in changes]
