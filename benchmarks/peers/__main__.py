@@ -1,4 +1,4 @@
-"""greenroom beside llama.cpp, on the same checkpoints and the same token streams.
+"""greenroom beside llama.cpp and, if it is there, BigMoeOnEdge, on the same checkpoints and the same token streams.
 
 Resident, and with a third of the experts in memory. There each arm has a memory cgroup with the same bytes for experts,
 beside what the arm needs itself. Every arm is a process of its own; they take turns in every round. llama.cpp has the
@@ -25,11 +25,13 @@ from benchmarks.harness.inputs.gguf_models import GGUF_KINDS, random_gguf, small
 from benchmarks.harness.machine import describe_machine
 from benchmarks.harness.reporting.progress import progress
 from benchmarks.harness.reporting.results import write_result
-from benchmarks.peers.arms import greenroom, llama_cpp
+from benchmarks.peers import streaming_llama as streaming
+from benchmarks.peers.arms import greenroom, llama_cpp, streaming_llama
 from benchmarks.peers.forced_tokens import conversations, random_tokens
-from benchmarks.peers.measurement import Effort, Measurement, Subject, agreements, runs_of
+from benchmarks.peers.measurement import MAX_MODEL_LEN, Effort, Measurement, Subject, agreements, runs_of
 from benchmarks.peers.rate_plot import plot
-from benchmarks.peers.results import RESIDENT, THIRD, summary
+from benchmarks.peers.results import RESIDENT, STREAMING, THIRD, streaming_summary, summary
+from benchmarks.peers.streaming_peer import StreamingPeer
 from benchmarks.peers.tables import print_aims, print_memory, print_table
 from greenroom.checkpoints.pack_cache import default_cache_dir
 from greenroom.core.errors import InvalidConfig
@@ -53,7 +55,7 @@ Examples:
   make bench-peers
   python -m benchmarks.peers --quick
   python -m benchmarks.peers --model widened --policy look-ahead:layers=2 --rounds 5
-  python -m benchmarks.peers --model random_q4_k_m
+  python -m benchmarks.peers --model random_q4_k_m --streaming-llama ~/BigMoeOnEdge/build/cli/bmoe-cli
 """
 
 
@@ -66,13 +68,15 @@ Examples:
               help="greenroom's expert policy.")  # fmt: skip
 @click.option("--expert-memory", default="33%", show_default=True, help="greenroom's budget where memory is short.")
 @click.option("--threads", type=click.IntRange(1), default=len(os.sched_getaffinity(0)), show_default="all cores")
-@click.option("--trials/--no-trials", "tune", default=None, help="Whether to look for llama.cpp's best settings first.")
+@click.option("--trials/--no-trials", "tune", default=None, help="Whether to look for the peers' best settings first.")
+@click.option("--streaming-llama", "streaming_binary", metavar="PATH",
+              help="The bmoe-cli of BigMoeOnEdge, measured beside on GGUF files; see docs/benchmarks.md.")  # fmt: skip
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("artifacts/bench-peers"),
               show_default=True, help="Folder for the plot (peers.png) and the result (peers.json).")  # fmt: skip
 @click.option("--quick", is_flag=True, help="Small models, one round, no trials: to see that it works, not how fast.")
 def main(
     peer_python: str, models: tuple[str, ...], rounds: int | None, policy: str, expert_memory: str, threads: int,
-    tune: bool | None, out: Path, quick: bool,
+    tune: bool | None, streaming_binary: str | None, out: Path, quick: bool,
 ) -> None:  # fmt: skip
     """Measure greenroom beside llama.cpp and print a table, a plot's path and one JSON object."""
     try:
@@ -82,6 +86,7 @@ def main(
     effort = _QUICK if quick else Effort()
     effort = replace(effort, rounds=rounds or effort.rounds, tune=effort.tune if tune is None else tune)
     _must_have_llama_cpp(peer_python)
+    streaming_peer = None if streaming_binary is None else _streaming_peer(streaming_binary, threads)
     exit_on_sigterm()
     remove_stale()
     no_cgroup = why_not()
@@ -91,10 +96,10 @@ def main(
     cache = default_cache_dir()
     read_ahead = ReadAhead(cache)
     print(_conditions(read_ahead, threads))
-    with progress(runs_of(subjects, effort), "bench-peers") as bar:
+    with progress(runs_of(subjects, effort, streaming_peer), "bench-peers") as bar:
         measurement = Measurement(
             greenroom(), llama_cpp(peer_python), effort, policy=policy, expert_memory=expert_memory, threads=threads,
-            cgroups=no_cgroup is None, read_ahead=read_ahead, bar=bar,
+            cgroups=no_cgroup is None, read_ahead=read_ahead, bar=bar, streaming=streaming_peer,
         )  # fmt: skip
         for subject in subjects:
             measurement.prepare(subject)
@@ -107,10 +112,14 @@ def main(
             chosen = [subject.resident.get(sequences), subject.short_of_memory.get(sequences)]
             told = "; at a third: ".join(settings.describe() for settings in chosen if settings is not None)
             print(f"  {subject.name}, {sequences} at once: {told}")
+    for subject in subjects:
+        if subject.streaming is not None:
+            print(f"{STREAMING}: {subject.name}: {subject.streaming.describe()}")
     print_table(rows)
     print_memory(rows)
     found = summary(rows, [name for name in models if name in PLAIN])
     found |= {f"gguf_{key}": value for key, value in summary(rows, [name for name in models if name in GGUF]).items()}
+    found |= streaming_summary(rows, [name for name in models if name in GGUF])
     print_aims(found)
     agreed = agreements(subjects)
     for name, share in agreed.items():
@@ -120,7 +129,11 @@ def main(
     answer = {
         **found,
         "agreement": agreed,
+        "streaming_agreement": {
+            subject.name: subject.streaming_agreement for subject in subjects if subject.streaming is not None
+        },
         "llama_cpp": measurement.peer_version,
+        "streaming_llama": None if streaming_binary is None else streaming.version_of(streaming_binary),
         "policy": policy,
         "read_ahead_kb": {"device": read_ahead.device, "original": read_ahead.original},
         "no_cgroup": no_cgroup,
@@ -148,6 +161,14 @@ def _must_have_llama_cpp(python: str) -> None:
     except (OSError, subprocess.SubprocessError) as error:
         told = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
         raise click.UsageError(f"{python} has no llama-cpp-python; `make bench-peers` builds it: {told[-1]}") from error
+
+
+def _streaming_peer(binary: str, threads: int) -> StreamingPeer:
+    """Raises UsageError, before anything that takes long."""
+    reason = streaming.why_not(binary)
+    if reason is not None:
+        raise click.UsageError(f"--streaming-llama: {reason}")
+    return StreamingPeer(streaming_llama(), binary, threads, MAX_MODEL_LEN)
 
 
 def _subject(name: str, effort: Effort, quick: bool) -> Subject:

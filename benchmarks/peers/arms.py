@@ -1,4 +1,4 @@
-"""The two engines as child processes: one process a run, in a memory cgroup if it has a limit."""
+"""The engines as child processes: one process a run, in a memory cgroup if it has a limit."""
 
 from __future__ import annotations
 
@@ -73,3 +73,7 @@ def greenroom() -> Arm:
 
 def llama_cpp(python: str) -> Arm:
     return Arm("llama.cpp", python, "benchmarks.peers.forced_llama:ForcedLlama")
+
+
+def streaming_llama() -> Arm:
+    return Arm("BigMoeOnEdge", sys.executable, "benchmarks.peers.streaming_llama:StreamingLlama")

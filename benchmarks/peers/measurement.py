@@ -29,7 +29,9 @@ from benchmarks.peers.llama_settings import (
     second_trials,
     waiting_trials,
 )
-from benchmarks.peers.results import GREENROOM, LLAMA, RESIDENT, SAME_TOTAL, THIRD, Row, Sample, agreement
+from benchmarks.peers.results import GREENROOM, LLAMA, RESIDENT, SAME_TOTAL, STREAMING, THIRD, Row, Sample, agreement
+from benchmarks.peers.streaming_peer import StreamingPeer
+from benchmarks.peers.streaming_settings import StreamingSettings, lane_trials, single_changes
 
 MAX_MODEL_LEN = 256
 AMPLE_BYTES = 64 * 2**30
@@ -71,6 +73,12 @@ class Subject:
     plan: dict[str, Any] = field(default_factory=dict)
     """What greenroom announces at a third."""
     greedy: dict[tuple[str, int], tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+    streaming: StreamingSettings | None = None
+    """What BigMoeOnEdge is measured with; None where it is not."""
+    streaming_own_bytes: int | None = None
+    """What it takes beside its cache of experts, its copy of the dense weights included."""
+    streaming_agreement: float | None = None
+    """The share of its greedy answer that llama.cpp would have picked too."""
 
     @property
     def dtypes(self) -> tuple[str, ...]:
@@ -92,15 +100,26 @@ class Subject:
             return None
         return self.peer_own_bytes[sequences] + self.dense_bytes + int(self.plan["expert_budget"])
 
+    @property
+    def expert_mib(self) -> int:
+        """greenroom's budget at a third, in the unit of BigMoeOnEdge's."""
+        return -(-int(self.plan["expert_budget"]) // 2**20)
+
+    @property
+    def streaming_limit(self) -> int | None:
+        """The same for BigMoeOnEdge: what it takes itself and the bytes for experts."""
+        return None if self.streaming_own_bytes is None else self.streaming_own_bytes + self.expert_mib * 2**20
+
 
 class Measurement:
     """Runs arms, one process at a time, and keeps the results. A failure is kept in its row and ends nothing."""
 
     def __init__(
         self, ours: Arm, peer: Arm, effort: Effort, *, policy: str, expert_memory: str, threads: int, cgroups: bool,
-        read_ahead: ReadAhead, bar: tqdm[Any],
+        read_ahead: ReadAhead, bar: tqdm[Any], streaming: StreamingPeer | None = None,
     ) -> None:  # fmt: skip
-        self.ours, self.peer, self.effort = ours, peer, effort
+        """``streaming``: BigMoeOnEdge, measured beside where memory is short."""
+        self.ours, self.peer, self.effort, self.streaming = ours, peer, effort, streaming
         self.policy, self.expert_memory, self.threads = policy, expert_memory, threads
         self.cgroups, self.read_ahead, self.bar = cgroups, read_ahead, bar
         self.rows: dict[tuple[str, str, str, int], Row] = {}
@@ -114,6 +133,7 @@ class Measurement:
     def prepare(self, subject: Subject) -> None:
         """Choose llama.cpp's settings by trials, and learn what both take beside the experts. Raises nothing."""
         self._learn_plan(subject)
+        self._sample_stream(subject)
         start = LlamaSettings(dtype=subject.dtypes[0], threads=self.threads)
         firsts = first_trials(self.threads, subject.dtypes) if self.effort.tune else [start]
         rates = self._try(subject, RESIDENT, firsts, (1, 8))
@@ -124,6 +144,7 @@ class Measurement:
                 best = best_of(more[sequences]) or best
             subject.resident[sequences] = best
         self._prepare_short_of_memory(subject)
+        self._prepare_streaming(subject)
 
     def _learn_plan(self, subject: Subject) -> None:
         with self._reported(subject, f"{GREENROOM}, its plan", self.failures):
@@ -156,6 +177,52 @@ class Measurement:
             counted = subject.gguf(settings.dtype).stat().st_size - answer.left_in_cache
             subject.peer_own_bytes[sequences] = max(0, answer.cgroup_peak - counted)
         self.bar.update()
+
+    def _sample_stream(self, subject: Subject) -> None:
+        """All are given what BigMoeOnEdge picks, since nothing can be forced on it."""
+        peer = self.streaming
+        if peer is None or not self.cgroups or not peer.reads(subject.checkpoint) or not subject.plan:
+            return
+        with self._reported(subject, f"{STREAMING}, what it picks", self.failures):
+            subject.stream = peer.sampled(subject, self.effort.tokens[THIRD, 1])
+            subject.streaming = StreamingSettings(threads=self.threads)
+        self.bar.update()
+
+    def _prepare_streaming(self, subject: Subject) -> None:
+        """What it takes, its settings by trials, and whether it computes what llama.cpp does."""
+        peer, tokens = self.streaming, self.effort.trial_tokens[THIRD, 1]
+        if peer is None or subject.streaming is None:
+            return
+        with self._reported(subject, f"{STREAMING}, what it takes beside the experts", self.failures):
+            subject.streaming_own_bytes = peer.own_bytes(subject, tokens, AMPLE_BYTES)
+        self.bar.update()
+        if self.effort.tune:
+            lanes = self._try_streaming(peer, subject, lane_trials(self.threads))
+            best = best_of(lanes) or subject.streaming
+            more = self._try_streaming(peer, subject, single_changes(best))
+            subject.streaming = best_of(more) or best
+        with self._reported(subject, f"{STREAMING}, its greedy answer", self.failures):
+            greedy = peer.greedy(subject, subject.streaming, tokens)
+            answer = self._run_peer(subject, in_place(subject.resident[1]), [greedy], None)
+            subject.streaming_agreement = round(agreement(answer.batches[0].greedy, greedy.forced), 4)
+        self.bar.update()
+
+    def _try_streaming(
+        self, peer: StreamingPeer, subject: Subject, trials: Sequence[StreamingSettings]
+    ) -> dict[StreamingSettings, list[float]]:
+        """Tokens/s of each trial; they take turns."""
+        rates: dict[StreamingSettings, list[float]] = {trial: [] for trial in trials}
+        for _ in range(self.effort.trials):
+            for trial in trials:
+                with self._reported(subject, f"{STREAMING}, trial of {trial.describe()}", self.failures):
+                    answer = peer.third(subject, trial, self.effort.trial_tokens[THIRD, 1])
+                    rates[trial].append(answer.batches[0].rate(self.effort.skip))
+                self.bar.update()
+        for trial, values in rates.items():
+            told = {"model": subject.name, "memory": THIRD, "sequences": 1, "engine": STREAMING}
+            told["settings"] = trial.describe()
+            self.trials.append({**told, "tokens_per_s": [round(value, 2) for value in values]})
+        return rates
 
     def _try(
         self,
@@ -195,8 +262,10 @@ class Measurement:
                 turns += pair if number % 2 == 0 else pair[::-1]
             for sequences in (1, 8):
                 args = (subject, number, sequences)
-                pair = [partial(self._third_ours, *args), partial(self._third_peer, *args, THIRD)]
-                turns += pair if number % 2 == 0 else pair[::-1]
+                arms = [partial(self._third_ours, *args), partial(self._third_peer, *args, THIRD)]
+                if sequences == 1 and subject.streaming is not None:
+                    arms.insert(1, partial(self._third_streaming, subject, number))
+                turns += arms if number % 2 == 0 else arms[::-1]
                 turns.append(partial(self._third_peer, *args, SAME_TOTAL))
             for turn in turns:
                 turn()
@@ -244,6 +313,15 @@ class Measurement:
                 row.expert_budget, limit = None, int(subject.plan["announced"])
             answer = self._run_peer(subject, settings, [self._batch(subject, THIRD, sequences)], limit)
             self._keep(subject, row, answer, number)
+
+    def _third_streaming(self, subject: Subject, number: int) -> None:
+        peer, settings = self.streaming, subject.streaming
+        assert peer is not None
+        assert settings is not None
+        row = self._row(subject, STREAMING, THIRD, 1, settings.describe())
+        row.expert_budget, row.own_bytes = subject.expert_mib * 2**20, subject.streaming_own_bytes
+        with self._reported(subject, f"{STREAMING}, {THIRD}", row.errors):
+            self._keep(subject, row, peer.third(subject, settings, self.effort.tokens[THIRD, 1]), number)
 
     # -- one run ----------------------------------------------------------------------------------------------------
 
@@ -323,9 +401,14 @@ def agreements(subjects: Sequence[Subject]) -> dict[str, float]:
     return found
 
 
-def runs_of(subjects: Sequence[Subject], effort: Effort) -> int:
+def runs_of(subjects: Sequence[Subject], effort: Effort, streaming: StreamingPeer | None = None) -> int:
     """How many runs there will be at most, for the progress bar."""
-    return sum(_runs_of(subject, effort) for subject in subjects)
+    found = sum(_runs_of(subject, effort) for subject in subjects)
+    if streaming is None:
+        return found
+    trials = len(lane_trials(2)) + len(single_changes(StreamingSettings(overlap=True))) if effort.tune else 0
+    more = 3 + effort.trials * trials + effort.rounds
+    return found + sum(more for subject in subjects if streaming.reads(subject.checkpoint))
 
 
 def _runs_of(subject: Subject, effort: Effort) -> int:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 RESIDENT, THIRD, SAME_TOTAL = "resident", "third", "third, greenroom's total"
-GREENROOM, LLAMA = "greenroom", "llama.cpp"
+GREENROOM, LLAMA, STREAMING = "greenroom", "llama.cpp", "BigMoeOnEdge"
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,10 @@ class Row:
 
 
 def ratio(
-    rows: Sequence[Row], memory: str, sequences: int, *, models: Sequence[str], peer_memory: str | None = None
-) -> float | None:
-    """greenroom's tokens/s over llama.cpp's, the worst of the models; None where one of them has no figure.
+    rows: Sequence[Row], memory: str, sequences: int, *, models: Sequence[str], peer_memory: str | None = None,
+    peer: str = LLAMA,
+) -> float | None:  # fmt: skip
+    """greenroom's tokens/s over a peer's, the worst of the models; None where one of them has no figure.
 
     ``peer_memory``: the peer's situation, where it is not the same.
     """
@@ -83,7 +84,7 @@ def ratio(
     found = []
     for model in models:
         ours = rates.get((model, GREENROOM, memory))
-        theirs = rates.get((model, LLAMA, peer_memory or memory))
+        theirs = rates.get((model, peer, peer_memory or memory))
         if ours is None or theirs is None:
             return None
         found.append(ours / theirs)
@@ -118,3 +119,9 @@ def summary(rows: Sequence[Row], models: Sequence[str]) -> dict[str, float | Non
         for key, (memory, sequences, peer) in wanted.items()
     }
     return {key: None if value is None else round(value, 3) for key, value in found.items()}
+
+
+def streaming_summary(rows: Sequence[Row], models: Sequence[str]) -> dict[str, float | None]:
+    """The aim against BigMoeOnEdge, which has one sequence."""
+    value = ratio(rows, THIRD, 1, models=models, peer=STREAMING)
+    return {"third_ratio_streaming": None if value is None else round(value, 3)}

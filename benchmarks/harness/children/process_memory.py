@@ -36,6 +36,14 @@ def peak_bytes_of(process: int) -> int:
         return 0
 
 
+def anonymous_bytes_of(process: int) -> int:
+    """What another process has allocated and touched; 0 once it has ended."""
+    try:
+        return _fields(Path(f"/proc/{process}/status")).get("RssAnon", 0) * 1024
+    except OSError:
+        return 0
+
+
 def read_bytes() -> int:
     """What this process has had read from block devices, page faults and their read-ahead included."""
     return _fields(Path("/proc/self/io"))["read_bytes"]

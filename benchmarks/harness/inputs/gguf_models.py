@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
@@ -9,6 +10,7 @@ from typing import Final
 from gguf import GGMLQuantizationType as Kind
 
 from benchmarks.harness.inputs.checkpoints import RandomMixtral, copy_tokenizer, kept, random_mixtral
+from benchmarks.harness.inputs.spelled_tokens import vocabulary_keys
 from tests.gguf_checkpoints import save_gguf
 
 _ROUTER: Final = "ffn_gate_inp"
@@ -51,10 +53,12 @@ GGUF_KINDS: Final[Mapping[str, Callable[[str], Kind]]] = {
 
 
 def random_gguf(kind: str, small: bool) -> Path:
-    """The file. It has no vocabulary: arms get token ids, and greenroom finds a tokenizer beside it."""
+    """The file. Its vocabulary spells token ids, for arms that take text; greenroom finds a tokenizer beside it."""
 
     def write(plain: Path, folder: Path) -> None:
-        save_gguf(plain, folder / "model.gguf", GGUF_KINDS[kind], metadata={"tokenizer.ggml.model": "no_vocab"})
+        config = json.loads((plain / "config.json").read_text())
+        spelled = vocabulary_keys(config["vocab_size"], end=config["eos_token_id"])
+        save_gguf(plain, folder / "model.gguf", GGUF_KINDS[kind], metadata=spelled)
         copy_tokenizer(folder)
 
-    return made_of_mixtral(f"gguf-{kind}", write, small) / "model.gguf"
+    return made_of_mixtral(f"gguf-{kind}-spelled", write, small) / "model.gguf"
