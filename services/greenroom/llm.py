@@ -206,7 +206,8 @@ def _config_of(model: str, settings: dict[str, Any]) -> WorkerConfig:
         policy, options = chosen_policy(settings.get("policy", usual["policy"]), settings.get("policy_options", {}))
         given = {name for name, value in settings.items() if value is not None}
         batching = settings.get("batching", usual["batching"])
-        settings = {**settings, **files_beside(folder, policy, options, given, batching=batching)}
+        beside = files_beside(folder, policy, options, given, batching=batching)
+        settings = {**settings, **beside, "found_beside": frozenset(beside)}
     return WorkerConfig(model=model, **settings)
 
 

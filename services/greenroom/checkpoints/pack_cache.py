@@ -228,7 +228,7 @@ def _write_once(source: PackSource, cache: Path, progress: bool | None) -> str:
     if free < manifest.record_bytes:
         raise PackError(
             f"no room for the expert pack: it takes {format_bytes(manifest.record_bytes)} and {folder} has "
-            f"{format_bytes(free)} free; free some space or choose another folder with GREENROOM_CACHE"
+            f"{format_bytes(free)} free; free some space or choose another folder with --cache-dir or GREENROOM_CACHE"
         )
     log.info(
         "making the expert pack of %s: it takes %s of the %s that are free in %s",

@@ -215,7 +215,8 @@ def worker_config(options: dict[str, Any]) -> WorkerConfig:
     folder = local_folder(chosen["model"], chosen.get("revision"))
     if folder is not None:
         given = {name for name, value in chosen.items() if value is not None}
-        chosen |= files_beside(folder, policy or "", policy_options, given, batching=chosen.get("batching", "fcfs"))
+        beside = files_beside(folder, policy or "", policy_options, given, batching=chosen.get("batching", "fcfs"))
+        chosen |= beside | {"found_beside": frozenset(beside)}
     config = WorkerConfig(**chosen)
     if config.residual is not None:
         ResidualFile.read(config.residual)

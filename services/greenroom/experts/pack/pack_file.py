@@ -200,7 +200,7 @@ class PackWriter:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
             return PackError(
                 f"no room for the expert pack: {self._path.parent} has to hold {format_bytes(self._geometry.total)} "
-                f"({error.strerror}); free some space or choose another folder with GREENROOM_CACHE"
+                f"({error.strerror}); free some space or choose another folder with --cache-dir or GREENROOM_CACHE"
             )
         return error
 

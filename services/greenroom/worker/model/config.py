@@ -68,7 +68,7 @@ class WorkerConfig:
     - ``await_target``: with these two, a layer waits for those of its experts that the policy has just decided to keep.
     - ``profile``: a file made by `greenroom profile`. ``eamc``, ``expert_mlp``, ``path``, ``paths``, ``reuse``:
       artifacts of these kinds, for the policies that predict by them. ``residual``: a ResidualFile, for those that
-      run routers ahead.
+      run routers ahead. ``found_beside``: which of these files nobody named; those of another model are passed over.
 
     Raises InvalidConfig, naming the field, and UnknownName for a policy that is not known.
     """
@@ -99,6 +99,7 @@ class WorkerConfig:
     paths: Path | None = None
     reuse: Path | None = None
     residual: Path | None = None
+    found_beside: frozenset[str] = frozenset()
     max_model_len: int | None = None
     max_running: int = 32
     max_waiting: int = 256

@@ -63,6 +63,7 @@ from greenroom.text import StopChecker, TextProcessor
 from greenroom.worker.generation_engine import ArtifactVersion
 from greenroom.worker.model.config import WorkerConfig, takes
 from greenroom.worker.model.expert_moves import EngineMoves
+from greenroom.worker.model.files_beside import without_others
 from greenroom.worker.model.generator import LoopGenerator
 from greenroom.worker.model.memory_needs import needs_of
 from greenroom.worker.model.memory_plan import MemoryPlan, Needs, plan_memory, plan_rows, plan_to_fit
@@ -96,8 +97,6 @@ class ModelRuntime:
             raise UnsupportedModel(ENCODER_DECODER_REASON)
         refuse_stateful(self.checkpoint.config, model_class(self.checkpoint.config))
         self._refuse_masking(family_of(self.checkpoint.config).masking(self.checkpoint.config))
-        self.profile: ModelProfile | None = None if config.profile is None else load_model_profile(Path(config.profile))
-        """The profile of the model that `greenroom profile` made, where one was given."""
         self.text = TextProcessor.from_folder(self.checkpoint.folder)
         # Refuses what it can not keep before anything is packed.
         dtype = resolve_dtype(self.checkpoint, config.dtype)
@@ -110,6 +109,16 @@ class ModelRuntime:
         self._experts_as = "" if kept.stands_in else config.experts_as
         self.pack = PackFile.open(kept.path)
         try:
+            self.config = config = without_others(
+                config,
+                catalogue_of(self.pack.manifest),
+                hidden=self.checkpoint.config.get_text_config().hidden_size,
+                model=self.checkpoint.name,
+            )
+            self.profile: ModelProfile | None = (
+                None if config.profile is None else load_model_profile(Path(config.profile))
+            )
+            """The profile of the model that `greenroom profile` made, where there is one."""
             if self.profile is not None:
                 check_profile(self.profile, catalogue_of(self.pack.manifest), self.checkpoint.name)
                 for said in (
