@@ -83,7 +83,7 @@ def rows_and_slots(arm: Arm, slots: int, longest: int) -> tuple[int, int]:
 
 def _workspace(arm: Arm, rows: int) -> int:
     text: Any = SimpleNamespace(hidden_size=HIDDEN, intermediate_size=HIDDEN, num_attention_heads=HEADS, head_dim=HEAD)
-    experts = SimpleNamespace(top_k=4, layout=SimpleNamespace(tensors=[SimpleNamespace(shape=(2 * HIDDEN, HIDDEN))]))
+    experts: Any = SimpleNamespace(top_k=4, tensors=[SimpleNamespace(shape=(2 * HIDDEN, HIDDEN))])
     manifest: Any = SimpleNamespace(layers=[experts])
     model: Any = SimpleNamespace(vocab_size=VOCABULARY)
-    return workspace_bytes(text, manifest, model, replace(arm.config, tokens_per_step=rows))
+    return workspace_bytes(text, [experts], manifest, model, replace(arm.config, tokens_per_step=rows))

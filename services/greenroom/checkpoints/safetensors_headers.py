@@ -93,7 +93,9 @@ def unreadable(path: Path, error: OSError) -> CorruptCheckpoint:
 def _stored(shard: Path, name: str, entry: _Entry, data: int) -> StoredTensor:
     begin, end = entry.data_offsets
     item_bytes = _ITEM_BYTES.get(entry.dtype)
-    if not 0 <= begin <= end or (item_bytes is not None and end - begin != math.prod(entry.shape) * item_bytes):
+    is_shape = min(entry.shape, default=0) >= 0
+    nbytes = end - begin if item_bytes is None else math.prod(entry.shape) * item_bytes
+    if not (0 <= begin <= end and is_shape and end - begin == nbytes):
         raise CorruptCheckpoint(f"the header of {shard} contradicts itself about {name}")
     return StoredTensor(name, shard, entry.dtype, tuple(entry.shape), data + begin, end - begin)
 

@@ -70,6 +70,7 @@ def test_a_file_with_more_than_its_header_says_is_refused(tmp_path: Path) -> Non
         {"a": {"dtype": "F32", "shape": [2], "data_offsets": [0]}},
         {"a": {"dtype": "F32", "shape": [3], "data_offsets": [0, 8]}},
         {"a": {"dtype": "F32", "shape": [-2], "data_offsets": [8, 0]}},
+        {"a": {"dtype": "F32", "shape": [-1, -2], "data_offsets": [0, 8]}},
         {"a": {"dtype": "F32", "shape": [2], "data_offsets": [-8, 0]}},
     ],
 )

@@ -178,6 +178,14 @@ BROKEN: dict[str, tuple[str, Callable[[Tensors], Any], str]] = {
         lambda t: t.update({f"{OWN}.weight_zero_point": t[f"{OWN}.weight_zero_point"][:4].clone()}),
         rf"{OWN}\.weight_zero_point in .* has the shape \(4, 2\) of I32, .* \(8, 2\)",
     ),
+    "outputs that are no whole words": (
+        "gptq",
+        lambda t: [
+            t.update({f"{OWN}.{part}": t[f"{OWN}.{part}"][:, :width].contiguous()})
+            for part, width in (("qweight", 60), ("qzeros", 7), ("scales", 60))
+        ],
+        rf"{OWN}\.qweight in .*model\.safetensors has 60 outputs, and words of zero points have 8 each",
+    ),
     "codes of another dtype": (
         "gptq",
         lambda t: t.update({f"{OWN}.qweight": t[f"{OWN}.qweight"].long()}),
@@ -319,6 +327,10 @@ WEIGHTS: dict[str, tuple[dict[str, Any], str]] = {
     "floats": ({"weights": {"num_bits": 4, "type": "float"}}, "its weights are float of 4 bits"),
     "tensors": ({"weights": {"num_bits": 4, "type": "int", "strategy": "tensor"}}, "its scales are by tensor"),
     "blocks": ({"weights": {"num_bits": 4, "type": "int", "strategy": "block"}}, "its scales are by block"),
+    "an unknown order": (
+        {"weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "actorder": "some"}},
+        "its actorder is 'some'",
+    ),
 }
 
 
@@ -338,6 +350,19 @@ def test_other_weights_of_compressed_tensors_are_refused_by_name(what: str, plai
     groups["group_0"] |= changes
     with pytest.raises(UnsupportedModel, match=message):
         resolve(str(set_quantization(folder, config_groups=groups)))
+
+
+@pytest.mark.parametrize("said", ["dynamic", "GROUP", True])
+def test_an_order_by_another_name_is_the_same(said: object, plain: Path, tmp_path: Path) -> None:
+    """compressed-tensors has two names of each kind, in letters of any case, and takes true for one of them."""
+    folder = save_int4(plain, tmp_path / "model", KINDS["packed-act-order"])
+    as_usual = ScriptedExperts.at(ensure_pack(resolve(str(folder)), cache_dir=tmp_path))._weights
+    groups = settings_of(folder)["config_groups"]
+    groups["group_0"]["weights"]["actorder"] = said
+    set_quantization(folder, config_groups=groups)
+    found = ScriptedExperts.at(ensure_pack(resolve(str(folder)), cache_dir=tmp_path / "anew"))._weights
+    for record, expected in zip(found[1], as_usual[1], strict=True):
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(record, expected, strict=True))
 
 
 def test_several_ways_in_one_checkpoint_are_refused(plain: Path, tmp_path: Path) -> None:

@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from greenroom.experts.pack.layout import PackLayer, PackManifest
+from greenroom.moe.architecture.moe_layers import ExpertTensor, MoeLayer
 from greenroom.moe.attention.kv_layout import KVLayout, LayerKV
+from greenroom.moe.formats.registry import FORMATS
 from greenroom.moe.forward.ragged_model import RaggedModel
 from greenroom.policies.expertflow.token_histories import TokenHistory
 from greenroom.worker.model.config import WorkerConfig
@@ -21,6 +24,7 @@ from greenroom.worker.model.memory_needs import (
     foreseeing_bytes,
     kv_expected_bytes,
     path_bytes,
+    workspace_bytes,
 )
 from tests.unit.experts.fakes import manifest
 from tests.unit.policies.model_profiles import model_profile, task_profile
@@ -46,6 +50,27 @@ def test_of_long_prompts_it_holds_one_row_of_outputs_a_row_whatever_top_k_is() -
 
 def test_decoding_rows_hold_all_their_outputs() -> None:
     assert rows_of("duoserve", 8, tokens_per_step=512, max_running=512) == 3 * 8 * 512
+
+
+@pytest.mark.parametrize("name", ["plain", "lossless", "lossless-planes", "fp8-blocks", "q4_k"])
+def test_what_a_step_takes_depends_on_widths_and_not_on_how_records_are_laid_out(name: str) -> None:
+    """Mixtral's experts, whose lists of rare exponents have more lines than an expert has outputs."""
+    hidden, inner, rows = 4096, 14336, 512
+    tensors = (
+        ExpertTensor("gate_up_proj", (2 * inner, hidden), torch.bfloat16),
+        ExpertTensor("down_proj", (hidden, inner), torch.bfloat16),
+    )
+    layer = MoeLayer("experts", 8, 2, tensors, stacked=True)
+    record = FORMATS[name].record(layer)
+    packed = PackManifest("mixtral", "bfloat16", "", (PackLayer("experts", 8, 2, record, name),))
+    text, ragged = SimpleNamespace(hidden_size=hidden, intermediate_size=inner), SimpleNamespace(vocab_size=1)
+
+    def of(config: WorkerConfig) -> int:
+        return workspace_bytes(text, [layer], packed, cast(RaggedModel, ragged), config)
+
+    more, fewer = (of(WorkerConfig("model", tokens_per_step=count, policy="reuse")) for count in (2 * rows, rows))
+    of_a_row = (more - fewer) / rows / 4
+    assert of_a_row == pytest.approx(3 * 2 * inner + (12 + 3 * 2) * hidden, rel=0.001)
 
 
 def test_files_that_picks_are_foreseen_by_count(tmp_path: Path) -> None:

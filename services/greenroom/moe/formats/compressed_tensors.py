@@ -20,6 +20,10 @@ def compressed_tensors(settings: Mapping[str, Any]) -> Shipped:
     scheme = schemes[0]
     if not isinstance(scheme, Mapping) or any(other != scheme for other in schemes):
         raise NotServed("its config_groups have several schemes of weights")
+    if settings.get("transform_config"):
+        raise NotServed("its activations are turned (transform_config): what is served are quantised weights alone")
+    if (settings.get("sparsity_config") or {}).get("format", "dense") != "dense":
+        raise NotServed("its weights are sparse (sparsity_config): what is served are quantised weights alone")
     if (scheme.get("type"), scheme.get("num_bits")) == ("int", 4):
         return pack_quantized(settings, scheme)
     if (scheme.get("type"), scheme.get("num_bits")) != ("float", 8):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -15,6 +16,7 @@ from greenroom.core.model_profile import ModelProfile
 from greenroom.experts.engine import catalogue_of
 from greenroom.experts.held_outputs import most_held
 from greenroom.experts.pack.layout import PackManifest
+from greenroom.moe.architecture.moe_layers import MoeLayer
 from greenroom.moe.attention.compiled_attention import SCORES_TOGETHER
 from greenroom.moe.attention.kv_layout import head_widths
 from greenroom.moe.attention.ragged_attention import holds_scores, packs_keys, rows_at_once
@@ -40,6 +42,7 @@ def dense_bytes(model: Any) -> int:
 
 def needs_of(
     model: Any,
+    layers: Sequence[MoeLayer],
     manifest: PackManifest,
     ragged: RaggedModel,
     config: WorkerConfig,
@@ -48,8 +51,8 @@ def needs_of(
     *,
     expanding: int = 0,
 ) -> Needs:
-    """``max_model_len``: tokens that one request may have. ``profile``: says how many they have in the mean.
-    ``expanding``: bytes that are taken to make numbers of an expert's record.
+    """``layers``: the MoE layers. ``max_model_len``: tokens that one request may have. ``profile``: says how many they
+    have in the mean. ``expanding``: bytes that are taken to make numbers of an expert's record.
     """
     kv_for_one = ragged.layout.nbytes(max_model_len)
     text = model.config.get_text_config()
@@ -57,7 +60,7 @@ def needs_of(
     itemsize = model.get_input_embeddings().weight.itemsize
     return Needs(
         dense=dense_bytes(model),
-        workspace=workspace_bytes(text, manifest, ragged, config)
+        workspace=workspace_bytes(text, layers, manifest, ragged, config)
         + expanding
         + attention
         + foreseeing_bytes(config, itemsize)
@@ -119,14 +122,17 @@ def path_bytes(config: WorkerConfig, manifest: PackManifest) -> int:
     return _PATH_ARRAYS * config.step_rows * experts * _FLOAT32 + config.max_running * remembered + caches
 
 
-def workspace_bytes(text: Any, manifest: PackManifest, ragged: RaggedModel, config: WorkerConfig) -> int:
+def workspace_bytes(
+    text: Any, layers: Sequence[MoeLayer], manifest: PackManifest, ragged: RaggedModel, config: WorkerConfig
+) -> int:
     """An upper bound on what the largest step holds beside weights, KV and attention, in bytes, all as float32.
 
     Counted are: some tensors of a row's width (residual, norms, queries, keys, values), the contributions of experts,
     the widest hidden layer, and the logits (also as float64 while sampling).
     """
     rows = config.step_rows
-    widest = max(max(spec.shape) for layer in manifest.layers for spec in layer.layout.tensors)
+    # Of the numbers: a record in codes has panels, units and lines, which say nothing of a width.
+    widest = max(max(tensor.shape) for layer in layers for tensor in layer.tensors)
     widest = max(widest, getattr(text, "intermediate_size", 0) or 0)
     numbers = (
         (rows * 12 + contribution_rows(manifest, config)) * text.hidden_size

@@ -164,7 +164,7 @@ class ModelRuntime:
 
         def needs_at(config: WorkerConfig, length: int) -> Needs:
             return needs_of(
-                *(loaded.model, self.pack.manifest, ragged, config, length, self.profile),
+                *(loaded.model, loaded.layers, self.pack.manifest, ragged, config, length, self.profile),
                 expanding=loaded.expanding_bytes,
             )
 

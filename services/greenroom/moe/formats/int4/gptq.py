@@ -19,6 +19,7 @@ from typing import Any, Final
 import torch
 
 from greenroom.checkpoints.safetensors_headers import StoredTensor
+from greenroom.core.errors import CorruptCheckpoint
 from greenroom.moe.formats.expert_format import BadCodes
 from greenroom.moe.formats.int4.matrix import (
     CODES_A_WORD,
@@ -57,6 +58,11 @@ class GptqStorage:
         qweight = stored["qweight"]
         check_header(qweight, ("I32",))
         words, outputs = qweight.shape
+        if outputs % CODES_A_WORD:
+            raise CorruptCheckpoint(
+                f"{qweight.name} in {qweight.shard} has {outputs} outputs, and words of zero points have "
+                f"{CODES_A_WORD} each"
+            )
         groups = groups_in(qweight, words * CODES_A_WORD, self.group_size)
         check_header(stored["scales"], tuple(SCALES), (groups, outputs))
         check_header(stored["qzeros"], ("I32",), (groups, outputs // CODES_A_WORD))

@@ -5,7 +5,8 @@ A word of 32 bits in ``weight_packed`` ``[outputs, inputs / 8]`` has eight neigh
 lowest bits; older ones have zero points of 8 bits. Codes and zero points are stored plus 8. ``weight_scale`` is
 ``[outputs, groups]``, ``weight_shape`` has outputs and inputs. Symmetric matrices have no zero points. ``weight_g_idx``
 ``[inputs]`` has the group of each input: with ``actorder: group`` inputs were quantised in the order of their
-activations, and so grouped. Where it is -1 throughout it says nothing.
+activations, and so grouped. Where it is -1 throughout it says nothing. ``actorder: weight`` changes which codes there
+are and not what they mean.
 
 Its numbers are those of compressed-tensors' ``dequantize`` to the bit if they are made in the scales' dtype, in which
 that multiplies.
@@ -16,7 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -38,6 +39,9 @@ from greenroom.moe.formats.int4.matrix import (
 from greenroom.moe.formats.int4.record import Int4, codes_of
 from greenroom.moe.formats.int4.settings import group_size, names
 from greenroom.moe.formats.stored_matrix import NotServed, Shipped
+
+_ORDERED: Final = {"group": True, "dynamic": True, "weight": False, "static": False}
+"""By ``actorder``, of which each meaning has two names, whether groups are of inputs from everywhere."""
 
 
 @dataclass(frozen=True)
@@ -117,21 +121,17 @@ def pack_quantized(settings: Mapping[str, Any], scheme: Mapping[str, Any]) -> Sh
         raise NotServed(f"its format is {', '.join(formats)}: what is served in 4 bits is pack-quantized")
     if any(group.get(name) for group in groups for name in ("input_activations", "output_activations")):
         raise NotServed("its activations are quantised: what is served are quantised weights alone")
-    for name, what in (
-        ("kv_cache_scheme", "keys and values are quantised"),
-        ("transform_config", "activations are turned"),
-    ):
-        if settings.get(name):
-            raise NotServed(f"its {what} ({name}): what is served are quantised weights alone")
-    if (settings.get("sparsity_config") or {}).get("format", "dense") != "dense":
-        raise NotServed("its weights are sparse (sparsity_config): what is served are quantised weights alone")
+    if settings.get("kv_cache_scheme"):
+        raise NotServed(
+            "its keys and values are quantised (kv_cache_scheme): what is served are quantised weights alone"
+        )
     strategy = scheme.get("strategy") or ("group" if scheme.get("group_size") else None)
     if strategy not in ("group", "channel"):
         raise NotServed(f"its scales are by {strategy}: what is served in 4 bits is one for each group or channel")
     storage = PackQuantizedStorage(
         -1 if strategy == "channel" else group_size(scheme),
         symmetric=bool(scheme.get("symmetric", True)),
-        ordered=scheme.get("actorder") in ("group", True),
+        ordered=_is_ordered(scheme.get("actorder")),
     )
     ignored = names(settings.get("ignore"))
     excluded = [re.compile(name.removeprefix("re:")) for name in ignored if name.startswith("re:")]
@@ -141,3 +141,11 @@ def pack_quantized(settings: Mapping[str, Any], scheme: Mapping[str, Any]) -> Sh
         "weight_scale",
         lambda module: module in ignored or any(rule.match(module) for rule in excluded),
     )
+
+
+def _is_ordered(said: object) -> bool:
+    if said is None or isinstance(said, bool):
+        return bool(said)
+    if (name := str(said).lower()) not in _ORDERED:
+        raise NotServed(f"its actorder is {said!r}: what is served is {', '.join(_ORDERED)} or none")
+    return _ORDERED[name]
