@@ -144,6 +144,19 @@ def test_weights_put_together_are_those_that_are_made(
     assert pack(folder, tmp_path / "made").read_bytes() == joined.read_bytes()
 
 
+def test_an_expert_that_is_stored_in_another_dtype_is_converted(cache: Path, tmp_path: Path) -> None:
+    folder = save_random("qwen3_moe", tmp_path / "model", dtype=torch.bfloat16)
+    before = pack(folder, cache)
+    for shard in folder.glob("*.safetensors"):
+        tensors = load_file(shard)
+        own = {name: tensor.float() for name, tensor in tensors.items() if ".1.mlp.experts.3.down_proj" in name}
+        save_file(tensors | own, shard, metadata={"format": "pt"})
+    after = pack(folder, cache)
+    assert after != before
+    one, other = PackFile.open(before), PackFile.open(after)
+    assert list(one._checksums) == list(other._checksums)
+
+
 def test_an_unknown_dtype_is_refused(folder: Path, cache: Path) -> None:
     with pytest.raises(InvalidConfig, match="dtype: 'int4' is not allowed; use auto or one of bfloat16, "):
         pack(folder, cache, "int4")

@@ -58,6 +58,11 @@ class Feed:
     stacked: bool
     part: str = ""
 
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """In most checkpoints all experts have one."""
+        return tuple(dict.fromkeys(tensor.dtype for tensor in self.tensors))
+
     def of(self, expert: int) -> tuple[StoredTensor, int | None]:
         """The stored tensor with this expert's weights, and their slice of it (None: all of it)."""
         return (self.tensors[0], expert) if self.stacked else (self.tensors[expert], None)
@@ -86,10 +91,7 @@ class Recipe:
             self.target,
             self.dtype,
             repr(self.converter.operations) if self.converter is not None else "",
-            *(
-                (feed.pattern, feed.part, feed.stacked, feed.tensors[0].dtype, feed.tensors[0].shape)
-                for feed in self.feeds
-            ),
+            *((feed.pattern, feed.part, feed.stacked, feed.dtypes, feed.tensors[0].shape) for feed in self.feeds),
         )
 
     @property
@@ -272,9 +274,10 @@ class ExpertPlan:
         """
         if recipe.storage is not None:
             return False
-        stored = [feed.of(0) for feed in recipe.feeds]
-        if any(tensor.block is not None or torch_dtype(tensor) != recipe.dtype for tensor, _ in stored):
+        all_stored = [tensor for feed in recipe.feeds for tensor in feed.tensors]
+        if any(tensor.block is not None or torch_dtype(tensor) != recipe.dtype for tensor in all_stored):
             return False
+        stored = [feed.of(0) for feed in recipe.feeds]
         if recipe.converter is None:
             return True
         random, weights = np.random.default_rng(0), []
