@@ -93,4 +93,4 @@ def without_others(config: WorkerConfig, catalogue: Catalogue, *, hidden: int, m
             said = without[name] if name in without else POLICY_ARTIFACTS[name].without
             log.warning("%s: %s lies in the model's folder, and is another model's: %s", said, path, error)
             passed_over[name] = None
-    return replace(config, **passed_over, found_beside=config.found_beside - passed_over.keys())
+    return replace(config, **passed_over, found_beside=config.found_beside.difference(passed_over))
