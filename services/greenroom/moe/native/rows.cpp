@@ -617,8 +617,8 @@ std::vector<size_t> tiles_of(const AttentionRow *rows, size_t count, size_t grou
 // them scales where there are six, and the bias.
 void run_clamped(const Routed &routed, const int64_t *weights, size_t tensors, decltype(Kernels::clamped_hidden) hidden_part,
                  decltype(Kernels::clamped_output) output_part, float alpha, float limit, unsigned threads) {
-  const size_t half = tensors / 2, words = half == 3 ? HALF_PANEL : kernels.lanes;
-  run_experts(routed, threads, hidden_part, words, output_part, routed.hidden / 2, words, [&](Expert &expert, size_t e) {
+  const size_t lanes = kernels.lanes, half = tensors / 2;
+  run_experts(routed, threads, hidden_part, lanes, output_part, routed.hidden / 2, lanes, [&](Expert &expert, size_t e) {
     const int64_t *up = weights + tensors * e, *down = up + half;
     expert.up = (const uint32_t *)up[0];
     expert.down = (const uint32_t *)down[0];
