@@ -1,4 +1,4 @@
-"""Chat templates: Jinja from the checkpoint, rendered as transformers renders them, in a sandbox."""
+"""Chat templates: Jinja from the checkpoint, rendered as transformers renders them, in a sandbox that has bounds."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import jinja2.meta
 from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from greenroom.core.errors import CorruptCheckpoint, InvalidRequest
+from greenroom.text.template_limits import BoundedEnvironment, bounded, rendered
 
 _GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 _MARK = "GREENROOM-CONTINUES-HERE"
@@ -33,7 +33,7 @@ class ChatTemplate:
         template that does not compile."""
         try:
             tree = _ENVIRONMENT.parse(source)
-            self._template = _ENVIRONMENT.from_string(source)
+            self._template = bounded(_ENVIRONMENT, _ENVIRONMENT.parse(source))
         except (jinja2.TemplateError, RecursionError) as error:
             raise CorruptCheckpoint(f"the model's chat template is not valid Jinja: {error}") from error
         self._source = source
@@ -70,13 +70,13 @@ class ChatTemplate:
         if continue_final_message:
             chat[-1] = {**chat[-1], "content": str(chat[-1].get("content", "")) + _MARK + " "}
         try:
-            text = self._template.render(
-                messages=chat,
-                tools=tools,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **{**self._special_tokens, **(variables or {})},
-            )
+            given = {
+                "messages": chat,
+                "tools": tools,
+                "documents": None,
+                "add_generation_prompt": add_generation_prompt,
+            }
+            text = rendered(self._template, {**self._special_tokens, **(variables or {}), **given})
         except jinja2.TemplateError as error:
             raise InvalidRequest(f"the model's chat template refuses this: {error}", param="messages") from error
         except Exception as error:  # a template can fail in any way that Python can
@@ -157,8 +157,8 @@ def _strftime_now(form: str) -> str:
     return datetime.now().strftime(form)
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
+def _environment() -> BoundedEnvironment:
+    environment = BoundedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, "jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = _tojson
