@@ -51,8 +51,9 @@ class StoredKind:
 
     def kept(self, checkpoint: Checkpoint) -> ExpertFormat:
         """The format of the records, whatever the processor."""
-        own = {one.name: one for one in (LOSSLESS, LOSSLESS_PLANES)}
-        return own.get(*self.formats) if self.experts_as == "lossless" else kept_format(checkpoint, experts_as="stored")
+        if self.experts_as == "lossless":
+            return next(one for one in (LOSSLESS, LOSSLESS_PLANES) if one.name in self.formats)
+        return kept_format(checkpoint, experts_as="stored")
 
 
 def _fp8(kind: str) -> Write:

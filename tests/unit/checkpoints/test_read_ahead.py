@@ -161,6 +161,22 @@ def test_memory_does_not_grow_with_the_checkpoint(shard: Path) -> None:
     assert len(reader.places) <= 2 + 5
 
 
+def test_what_was_taken_first_is_given_back_first(shard: Path) -> None:
+    """The memory of what is still needed is not written to."""
+    stacked = of_bytes(shard, 0, 40, 10_000)
+    with (
+        CountingReader() as reader,
+        ReadAhead(reader, [(stacked, part) for part in range(40)], ahead_bytes=2 * room_for(stacked, 0)) as ahead,
+    ):
+        kept = [ahead.take()]
+        for part in range(1, 40):
+            kept.append(ahead.take())
+            assert [set(data.numpy().tolist()) for data in kept] == [{part - 1}, {part}]
+            kept.pop(0)
+            ahead.give_back(1)
+    assert len(reader.places) <= 2 + 2
+
+
 def test_a_tensor_beyond_the_limit_is_read_alone(shard: Path) -> None:
     stacked = of_bytes(shard, 0, 3, 10_000)
     with (

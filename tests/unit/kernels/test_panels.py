@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from greenroom.moe.formats import panels
 from greenroom.moe.formats.panels import (
     HALF,
     PANEL,
@@ -19,7 +20,9 @@ from greenroom.moe.formats.panels import (
     rows_of_bits,
     rows_of_bytes,
     rows_of_lanes,
+    transposed,
 )
+from tests.examples import examples
 
 outputs = st.integers(1, 40).map(lambda quarter: 4 * quarter)
 inputs = st.integers(1, 50).map(lambda half: 2 * half)
@@ -76,3 +79,19 @@ def test_what_is_missing_is_zero() -> None:
     assert laid.shape == (1, 1, UNIT * PANEL)
     assert int((laid == 9).sum()) == 20 * 6
     assert int((laid != 0).sum()) == 20 * 6
+
+
+@given(st.integers(1, 3), st.integers(1, 70), st.integers(1, 70), st.integers(0, 2**31))
+@settings(max_examples=examples(120), deadline=None)
+def test_bytes_change_places_as_by_torch(count: int, rows: int, columns: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    matrices = torch.randint(0, 256, (count, rows, columns + 3), dtype=torch.uint8, generator=generator)[..., 3:]
+    assert torch.equal(transposed(matrices), matrices.transpose(1, 2))
+
+
+def test_bytes_change_places_without_what_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    matrices = torch.arange(2 * 20 * 33, dtype=torch.int32).to(torch.uint8).view(2, 20, 33)
+    compiled = transposed(matrices)
+    monkeypatch.setattr(panels, "native_rows_or_none", lambda: None)
+    assert torch.equal(transposed(matrices), compiled)
+    assert transposed(matrices).is_contiguous()

@@ -163,7 +163,8 @@ def test_orders_that_are_none(what: str, module: str, name: str, plain: Path, tm
 
     def change(tensors: Tensors) -> None:
         groups = tensors[part]
-        groups[7] = {"twice": (groups[7] + 1) % 8, "negative": -2, "beyond": 8, "far beyond": 2**31 - 1}[what]
+        wrong = {"twice": (int(groups[7]) + 1) % 8, "negative": -2, "beyond": 8, "far beyond": 2**31 - 1}
+        groups[7] = wrong[what]
 
     folder = int4_checkpoints.rewrite(save_int4(plain, tmp_path / "model", int4_checkpoints.KINDS[name]), change)
     refused(folder, tmp_path, rf"{re.escape(part)} in .* (is no order of the inputs|puts an input into group)")
