@@ -170,6 +170,22 @@ def test_orders_that_are_none(what: str, module: str, name: str, plain: Path, tm
     refused(folder, tmp_path, rf"{re.escape(part)} in .* (is no order of the inputs|puts an input into group)")
 
 
+@pytest.mark.parametrize("module", [EXPERT, DENSE])
+def test_an_order_that_the_configuration_denies(module: str, plain: Path, tmp_path: Path) -> None:
+    folder = save_int4(plain, tmp_path / "model", int4_checkpoints.KINDS["packed-act-order"])
+
+    def change(tensors: Tensors) -> None:
+        for key in [key for key in tensors if key.endswith("weight_g_idx") and not key.startswith(module)]:
+            del tensors[key]
+
+    def deny(config: dict[str, Any]) -> None:
+        config["quantization_config"]["config_groups"]["group_0"]["weights"]["actorder"] = None
+
+    edit_json(int4_checkpoints.rewrite(folder, change) / "config.json", deny)
+    with pytest.raises(CorruptCheckpoint, match=rf"{re.escape(module)}\.weight_g_idx in .* gives an order of inputs"):
+        ExpertPlan(resolve(str(folder)), torch.bfloat16)
+
+
 SETTINGS: dict[str, dict[str, Any]] = {
     **{f"fp8 {name}": settings for name, (settings, _, _) in fp8_checkpoints.KINDS.items()},
     **{f"int4 {name}": int4_checkpoints.KINDS[name].settings for name in int4_checkpoints.KINDS},

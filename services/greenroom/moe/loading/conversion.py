@@ -365,6 +365,7 @@ class ExpertPlan:
                 self._unconverted[renamed] = name
         for name, parts in in_parts.items():
             self._check_parts(name, parts)
+        self._refuse_orders(unplaced)
         self.unused_biases = [self.checkpoint.tensors[key] for key in unplaced if self._is_of_parts(key)]
         ignored = getattr(self._model, "_keys_to_ignore_on_load_unexpected", None) or ()
         _refuse_more_layers(
@@ -414,6 +415,20 @@ class ExpertPlan:
             and self.storage is not None
             and f"{module}.{self.storage.parts[0]}" in self.checkpoint.tensors
         )
+
+    def _refuse_orders(self, unplaced: Sequence[str]) -> None:
+        """Refuses an order of a matrix's inputs that its storage does not take: groups' scales would go to others."""
+        for key in unplaced:
+            module, _, last = key.rpartition(".")
+            if (
+                self.storage
+                and last.endswith("g_idx")
+                and f"{module}.{self.storage.parts[0]}" in self.checkpoint.tensors
+            ):
+                raise CorruptCheckpoint(
+                    f"{key} in {known[key].shard} gives an order of inputs, and the configuration's "
+                    "quantization_config says that there is none (actorder)"
+                )
 
     def _check_parts(self, name: str, parts: dict[str, StoredTensor]) -> None:
         """Checks that a stored matrix has all of its parts, and that they belong together."""
