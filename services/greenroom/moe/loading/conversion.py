@@ -426,7 +426,7 @@ class ExpertPlan:
                 and f"{module}.{self.storage.parts[0]}" in self.checkpoint.tensors
             ):
                 raise CorruptCheckpoint(
-                    f"{key} in {known[key].shard} gives an order of inputs, and the configuration's "
+                    f"{key} in {self.checkpoint.tensors[key].shard} gives an order of inputs, and the configuration's "
                     "quantization_config says that there is none (actorder)"
                 )
 
