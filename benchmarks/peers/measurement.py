@@ -107,7 +107,7 @@ class Subject:
 
     @property
     def streaming_limit(self) -> int | None:
-        """The same for BigMoeOnEdge: what it takes itself, the bytes for experts, and the file, which it maps to load it.
+        """The same for BigMoeOnEdge: what it takes itself, the bytes for experts, and the file, which it maps to load.
         It reads no expert from there later, and without room for these pages its first steps wait for them to go."""
         if self.streaming_own_bytes is None:
             return None
