@@ -107,8 +107,11 @@ class Subject:
 
     @property
     def streaming_limit(self) -> int | None:
-        """The same for BigMoeOnEdge: what it takes itself and the bytes for experts."""
-        return None if self.streaming_own_bytes is None else self.streaming_own_bytes + self.expert_mib * 2**20
+        """The same for BigMoeOnEdge: what it takes itself, the bytes for experts, and the file, which it maps to load.
+        It reads no expert from there later, and without room for these pages its first steps wait for them to go."""
+        if self.streaming_own_bytes is None:
+            return None
+        return self.streaming_own_bytes + self.expert_mib * 2**20 + self.checkpoint.stat().st_size
 
 
 class Measurement:

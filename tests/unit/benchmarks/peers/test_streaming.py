@@ -257,7 +257,7 @@ def test_all_are_given_what_it_picks_and_it_has_the_same_bytes_for_experts(
     del log[:]
     for number in range(2):
         measurement.round([subject], number)
-    third = OWN + (96 << 20)
+    third = OWN + (16 << 20) + (96 << 20) + 1000  # and the file
     assert log[4:7] == [(GREENROOM, 500 << 20), (STREAMING, third), (LLAMA, subject.peer_limit(1))]
     one = [batch for asked in ours.asked for batch in asked["batches"] if batch.sequences == 1]
     assert {batch.forced[0] for batch in one} == {PICKED}
