@@ -104,7 +104,7 @@ def bounded(environment: BoundedEnvironment, tree: nodes.Template) -> Template:
         loop.body.insert(0, _step(loop.lineno))
         if loop.test is not None:
             loop.test = nodes.And(_call(loop.lineno), loop.test).set_lineno(loop.lineno)
-    for block in tree.find_all((nodes.Macro, nodes.CallBlock)):
+    for block in (*tree.find_all(nodes.Macro), *tree.find_all(nodes.CallBlock)):
         block.body.insert(0, _step(block.lineno))
     _Concatenations().visit(tree)
     tree.set_environment(environment)
@@ -135,7 +135,9 @@ class _Concatenations(NodeTransformer):
 
 def _call(line: int, name: str = "step", args: list[nodes.Expr] | None = None) -> nodes.Expr:
     """Of a method of the environment."""
-    return nodes.Call(nodes.EnvironmentAttribute(name), args or [], [], None, None).set_lineno(line)
+    called = nodes.Call(nodes.EnvironmentAttribute(name), args or [], [], None, None)
+    called.set_lineno(line)
+    return called
 
 
 def _step(line: int) -> nodes.Node:
