@@ -104,7 +104,8 @@ def bounded(environment: BoundedEnvironment, tree: nodes.Template) -> Template:
         loop.body.insert(0, _step(loop.lineno))
         if loop.test is not None:
             loop.test = nodes.And(_call(loop.lineno), loop.test).set_lineno(loop.lineno)
-    for block in (*tree.find_all(nodes.Macro), *tree.find_all(nodes.CallBlock)):
+    called: list[nodes.Macro | nodes.CallBlock] = [*tree.find_all(nodes.Macro), *tree.find_all(nodes.CallBlock)]
+    for block in called:
         block.body.insert(0, _step(block.lineno))
     _Concatenations().visit(tree)
     tree.set_environment(environment)
