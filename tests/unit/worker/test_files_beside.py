@@ -17,7 +17,8 @@ from greenroom.demo import bundled_model_path
 from greenroom.llm import _config_of
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.predictor.kinds.reuse.fit import KEEP
-from greenroom.worker.model.files_beside import files_beside, without_others
+from greenroom.worker.model.files_beside import files_beside
+from greenroom.worker.model.files_of_other_models import without_others
 
 
 @pytest.fixture

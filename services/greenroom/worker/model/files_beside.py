@@ -1,13 +1,12 @@
 """The files in a model's folder that a start takes up where none is named.
 
-A folder of GGUF files has several models, so a file that lies there may be another one's.
+Imports no torch: settings are refused before that is there.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,18 +15,13 @@ from greenroom.core.artifacts.policy_artifacts import POLICY_ARTIFACTS
 from greenroom.core.artifacts.residual_file import ResidualFile
 from greenroom.core.errors import InvalidConfig, UnknownName
 from greenroom.core.model_profile import PROFILE_FILE, load_model_profile
-from greenroom.moe.routing.residual_maps import check_fits
-from greenroom.policies.base.artifacts import artifact_of
-from greenroom.policies.base.expert_keys import Catalogue
-from greenroom.policies.base.fidelity import check_profile
 from greenroom.policies.registry import EXPERT_POLICIES, artifact_kinds, policy_class, runs_routers_ahead
-from greenroom.worker.model.config import WorkerConfig
 
 log = logging.getLogger(__name__)
 
 RESIDUAL: Final = ResidualFile.KIND
-_WITHOUT_PROFILE: Final = "the model goes without a profile"
-_WITHOUT_RESIDUAL: Final = "routers are run ahead as they are"
+WITHOUT_PROFILE: Final = "the model goes without a profile"
+WITHOUT_RESIDUAL: Final = "routers are run ahead as they are"
 
 
 def files_beside(
@@ -39,9 +33,7 @@ def files_beside(
     What can not be used is passed over, and the log says so. A policy that is not known predicts by nothing: it is
     refused elsewhere.
     """
-    found = (
-        {} if "profile" in given else _usable(folder / PROFILE_FILE, "profile", load_model_profile, _WITHOUT_PROFILE)
-    )
+    found = {} if "profile" in given else _usable(folder / PROFILE_FILE, "profile", load_model_profile, WITHOUT_PROFILE)
     if policy not in EXPERT_POLICIES:
         return found
     try:
@@ -58,7 +50,7 @@ def files_beside(
                 say("%s: there is no %s, and no --%s. `%s` makes one, and so does a predictor service, of live traces",
                     said.without, path, kind.replace("_", "-"), said.made_by)  # fmt: skip
     if RESIDUAL not in given and runs_routers_ahead(policy, options):
-        found |= _usable(folder / f"{RESIDUAL}.safetensors", RESIDUAL, ResidualFile.read, _WITHOUT_RESIDUAL)
+        found |= _usable(folder / f"{RESIDUAL}.safetensors", RESIDUAL, ResidualFile.read, WITHOUT_RESIDUAL)
     return found
 
 
@@ -71,26 +63,3 @@ def _usable(path: Path, name: str, read: Callable[[Path], object], without: str)
         log.warning("%s: the file in the model's folder can not be used: %s", without, error)
         return {}
     return {name: path}
-
-
-def without_others(config: WorkerConfig, catalogue: Catalogue, *, hidden: int, model: str) -> WorkerConfig:
-    """``config`` without those files of ``found_beside`` that are of a model of another shape; the log says so.
-
-    ``hidden``: the width of the model's rows. Raises InvalidConfig where the model can not go without one.
-    """
-    passed_over: dict[str, Any] = {}
-    for name in sorted(config.found_beside):
-        path = getattr(config, name)
-        try:
-            if name == "profile":
-                check_profile(load_model_profile(path), catalogue, model)
-            elif name == RESIDUAL:
-                check_fits(ResidualFile.read(path), str(path), tuple(catalogue.experts_per_layer.tolist()), hidden)
-            else:
-                artifact_of(catalogue, ARTIFACT_FILES[name].read(path), str(path))
-        except InvalidConfig as error:
-            without = {"profile": _WITHOUT_PROFILE, RESIDUAL: _WITHOUT_RESIDUAL}
-            said = without[name] if name in without else POLICY_ARTIFACTS[name].without
-            log.warning("%s: %s lies in the model's folder, and is another model's: %s", said, path, error)
-            passed_over[name] = None
-    return replace(config, **passed_over, found_beside=config.found_beside.difference(passed_over))

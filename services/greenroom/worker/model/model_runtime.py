@@ -63,7 +63,7 @@ from greenroom.text import StopChecker, TextProcessor
 from greenroom.worker.generation_engine import ArtifactVersion
 from greenroom.worker.model.config import WorkerConfig, takes
 from greenroom.worker.model.expert_moves import EngineMoves
-from greenroom.worker.model.files_beside import without_others
+from greenroom.worker.model.files_of_other_models import without_others
 from greenroom.worker.model.generator import LoopGenerator
 from greenroom.worker.model.memory_needs import needs_of
 from greenroom.worker.model.memory_plan import MemoryPlan, Needs, plan_memory, plan_rows, plan_to_fit
