@@ -29,6 +29,8 @@ def without_others(config: WorkerConfig, catalogue: Catalogue, *, hidden: int, m
     passed_over: dict[str, Any] = {}
     for name in sorted(config.found_beside):
         path = getattr(config, name)
+        if path is None:  # taken back since it was found
+            continue
         try:
             if name == "profile":
                 check_profile(load_model_profile(path), catalogue, model)
