@@ -197,7 +197,7 @@ def test_a_port_that_is_taken_is_told_before_anything_is_loaded(
     )
 
 
-# A signal that comes just before a read that never ends is seen at its end: other threads run, and so the window is wide.
+# A signal that comes just before an endless read waits for its end, and with other threads about that is no rarity.
 PACK = """
 import select
 import sys
