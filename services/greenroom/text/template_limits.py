@@ -10,7 +10,7 @@ import functools
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from jinja2 import Template, TemplateError, nodes
@@ -24,9 +24,9 @@ MOST_CHARACTERS: Final = 2**24
 """Of a rendered text, and of what a template multiplies, adds or pads. Items of a list count as characters."""
 _MOST_BITS: Final = 4096
 """Of a whole number that a template multiplies or raises to a power."""
-_LONG_WIDTH: Final = re.compile(r"\d{6,}")
-_WIDTH_APART: Final = re.compile(r"%[^a-zA-Z%]*\*")
-"""``%*d`` takes its width from what is formatted."""
+_LONG_PERCENT: Final = re.compile(r"%(?:\([^)]*\))?[-+ #0]*(?:\d{6,}|\*|\d*\.(?:\d{6,}|\*))")
+"""A width or precision of six digits, or one that is taken from what is formatted (``%*d``)."""
+_LONG_FIELD: Final = re.compile(r"\{[^{}]*:[^{}]*\d{6,}")
 
 
 class TemplateTakesTooMuch(TemplateError):
@@ -71,14 +71,17 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         text = getattr(__obj, "__self__", None)
         if isinstance(text, str):
             _refuse_large(args, kwargs)
-            _refuse_long(_length_by_method(text, __obj.__name__, args))
+            if __obj.__name__ == "replace" and len(args) > 1:
+                _refuse_long(_length_replaced(text, *args[:2]))
+            elif __obj.__name__ == "join" and args:
+                args = (_short(args[0], text), *args[1:])
         return super().call(__context, __obj, *args, **kwargs)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         own = super().wrap_str_format(value)
         if own is None:
             return None
-        if _LONG_WIDTH.search(value.__self__):
+        if _LONG_FIELD.search(value.__self__):
             raise TemplateTakesTooMuch(f"it formats by {value.__self__!r:.40}")
         return _with_small_numbers(own, of=0)
 
@@ -157,13 +160,19 @@ def _length_of(operator: str, left: Any, right: Any) -> int:
     return 0
 
 
-def _length_by_method(text: str, name: str, args: tuple[Any, ...]) -> int:
-    """Of what a method of a text makes; 0 where it is no longer than what it is given."""
-    if name == "replace" and len(args) > 1 and isinstance(args[0], str) and isinstance(args[1], str):
-        return len(text) + text.count(args[0]) * len(args[1])
-    if name == "join" and args and isinstance(args[0], list | tuple):
-        return sum(len(text) + (len(item) if isinstance(item, str) else 0) for item in args[0])
-    return 0
+def _length_replaced(text: str, old: Any, new: Any) -> int:
+    """The most that a text's ``replace`` makes."""
+    return len(text) + text.count(old) * len(new) if isinstance(old, str) and isinstance(new, str) else 0
+
+
+def _short(items: Iterable[Any], between: str) -> list[Any]:
+    """The items, which may be made one by one, if they are not too long to be joined."""
+    found, length = [], 0
+    for item in items:
+        length += len(between) + (len(item) if isinstance(item, str) else 1)
+        _refuse_long(length)
+        found.append(item)
+    return found
 
 
 def _refuse_long(length: int) -> None:
@@ -179,7 +188,7 @@ def _refuse_large(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 
 
 def _refuse_widths(form: Any) -> None:
-    if isinstance(form, str) and (_LONG_WIDTH.search(form) or _WIDTH_APART.search(form)):
+    if isinstance(form, str) and _LONG_PERCENT.search(form):
         raise TemplateTakesTooMuch(f"it formats by {form!r:.40}")
 
 
@@ -206,7 +215,7 @@ def _formatted(own: Callable[..., Any]) -> Callable[..., Any]:
 def _replaced(own: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(own)
     def guarded(context: Any, text: Any, *args: Any, **kwargs: Any) -> Any:
-        _refuse_long(_length_by_method(str(text), "replace", (*args, *kwargs.values())))
+        _refuse_long(_length_replaced(str(text), *(*args, *kwargs.values(), None, None)[:2]))
         return own(context, text, *args, **kwargs)
 
     return guarded
@@ -215,9 +224,7 @@ def _replaced(own: Callable[..., Any]) -> Callable[..., Any]:
 def _with_short_items(own: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(own)
     def guarded(context: Any, items: Any, *args: Any, **kwargs: Any) -> Any:
-        between = str(next(iter((*args, *kwargs.values())), ""))
-        listed = list(items)
-        _refuse_long(_length_by_method(between, "join", (listed,)))
-        return own(context, listed, *args, **kwargs)
+        between = str(args[0] if args else kwargs.get("d", ""))
+        return own(context, _short(items, between), *args, **kwargs)
 
     return guarded

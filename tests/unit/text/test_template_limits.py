@@ -53,6 +53,10 @@ def test_one_that_does_not_end_is_refused_by_its_time(source: str) -> None:
         "{{ '{a:1000000000}'.format_map({'a': 1}) }}",
         "{{ ''.join(['a' * 10000000] * 1000) }}",
         "{{ (['a' * 10000000] * 1000) | join('-') }}",
+        "{{ (['a' * 10000000] * 1000) | map('upper') | join }}",
+        "{{ ''.join((['a' * 10000000] * 1000) | map('upper')) }}",
+        "{{ '%(a)1000000000d' % {'a': 1} }}",
+        "{{ '%.1000000000f' % 1 }}",
         "{{ ('a' * 10000).replace('a', 'b' * 10000) }}",
         "{{ ('a' * 10000) | replace('a', 'b' * 10000) }}",
         DOUBLED % "ns.x + ns.x",
@@ -84,12 +88,13 @@ def test_what_templates_do_is_as_it_was() -> None:
         "{{ m.role ~ ' says ' ~ m.content ~ 1 ~ none }} {{ '%05.1f|%3d%%' % (3.14159, 7) }} {{ '{:*^9}'.format('x') }} "
         "{{ 'ab' * 2 + 'c' }} {{ 2 ** 10 + 3 * 4 }} {{ [1] + [2] }} {{ ['a', 1] | join('-') }} "
         "{{ [m] | join(attribute='role') }} {{ 'a-b'.replace('-', '+') }} {{ 'a-b-c' | replace('-', '+', 1) }} "
-        "{{ 'x' | center(5) }}|{{ '%s' | format(m.role) }};{% endfor %}"
+        "{{ 'x' | center(5) }}|{{ '%s' | format(m.role) }};"
+        "{{ 'since 20260101: %d%%' % 5 }}{{ '1234567{:>3}'.format(1) }}{% endfor %}"
     )
     made = "None 003.1|  7% ****x**** ababc 1036 [1, 2] a-1"
     assert ChatTemplate(source, {}).render(MESSAGES) == (
-        f"1/2: user says hello1{made} user a+b a+b-c   x  |user;"
-        f"2/2, last: assistant says yes1{made} assistant a+b a+b-c   x  |assistant;"
+        f"1/2: user says hello1{made} user a+b a+b-c   x  |user;since 20260101: 5%1234567  1"
+        f"2/2, last: assistant says yes1{made} assistant a+b a+b-c   x  |assistant;since 20260101: 5%1234567  1"
     )
 
 
