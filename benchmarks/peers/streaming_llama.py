@@ -98,14 +98,16 @@ class StreamingLlama:
 def _watched(process: subprocess.Popen[bytes]) -> int:
     """Wait for its end; the most that it had allocated meanwhile. Raises StreamingFailed where it takes too long."""
     most, deadline = 0, time.monotonic() + _TIMEOUT_S
-    while process.poll() is None:
-        if time.monotonic() > deadline:
-            process.kill()
-            process.wait()
-            raise StreamingFailed(f"it did not end within {_TIMEOUT_S:.0f} s")
+    while True:
         most = max(most, anonymous_bytes_of(process.pid))
-        time.sleep(_POLL_S)
-    return most
+        try:
+            process.wait(_POLL_S)
+            return most
+        except subprocess.TimeoutExpired:
+            if time.monotonic() > deadline:
+                process.kill()
+                process.wait()
+                raise StreamingFailed(f"it did not end within {_TIMEOUT_S:.0f} s") from None
 
 
 def told_of(text: str, table: str, prompt: Sequence[int], tokens: int) -> Told:
