@@ -47,7 +47,7 @@ def _half(blocks: torch.Tensor, at: int) -> torch.Tensor:
     return blocks[:, at : at + 2].view(torch.float16).float()
 
 
-def _fields(data: torch.Tensor, width: int, bits: int) -> torch.Tensor:
+def fields(data: torch.Tensor, width: int, bits: int) -> torch.Tensor:
     """All numbers of ``bits`` bits, those of ``width`` bytes after those of the same bytes' next lower bits: uint8
     ``[blocks, bytes / width, 8 / bits, width]``."""
     # Eight bytes at a time where there are as many: what the shift brings from others is masked.
@@ -55,8 +55,12 @@ def _fields(data: torch.Tensor, width: int, bits: int) -> torch.Tensor:
     own = data.reshape(len(data), -1, width).clone(memory_format=torch.contiguous_format)  # at a whole word's place
     several = own.view(item)
     mask = sum(((1 << bits) - 1) << 8 * place for place in range(together))
-    fields = [several >> shift & mask for shift in range(0, 8, bits)]
-    return torch.stack(fields, dim=2).view(torch.uint8)
+    found = [several >> shift & mask for shift in range(0, 8, bits)]
+    return torch.stack(found, dim=2).view(torch.uint8)
+
+
+Fields = Callable[[torch.Tensor, int, int], torch.Tensor]
+"""What does as ``fields``."""
 
 
 def _bits(data: torch.Tensor) -> torch.Tensor:
@@ -64,9 +68,9 @@ def _bits(data: torch.Tensor) -> torch.Tensor:
     return ((data[:, :, None] >> torch.arange(8, dtype=torch.uint8)) & 1).view(len(data), -1)
 
 
-def _nibbles(blocks: torch.Tensor, at: int) -> torch.Tensor:
+def _nibbles(blocks: torch.Tensor, at: int, fields: Fields = fields) -> torch.Tensor:
     """Of the 16 bytes from ``at`` on: the low halves, then the high ones."""
-    return _fields(blocks[:, at : at + 16], 16, 4).view(-1, 32)
+    return fields(blocks[:, at : at + 16], 16, 4).view(-1, 32)
 
 
 def _q4_0(blocks: torch.Tensor) -> torch.Tensor:
@@ -87,7 +91,7 @@ def _q5_1(blocks: torch.Tensor) -> torch.Tensor:
     return _half(blocks, 0) * codes.float() + _half(blocks, 2)
 
 
-def q8_0_codes(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def q8_0_codes(blocks: torch.Tensor, fields: Fields = fields) -> tuple[torch.Tensor, torch.Tensor]:
     """``int8[blocks, 32]``, and their scale ``float16[blocks, 1]``."""
     return blocks[:, 2:].view(torch.int8), blocks[:, :2].view(torch.float16)
 
@@ -101,16 +105,16 @@ def _q2_k(blocks: torch.Tensor) -> torch.Tensor:
     scales = blocks[:, :16]
     factors = (_half(blocks, 80) * (scales & 15).float())[:, :, None]
     least = (_half(blocks, 82) * (scales >> 4).float())[:, :, None]
-    codes = _fields(blocks[:, 16:80], 32, 2).view(-1, 16, 16)
+    codes = fields(blocks[:, 16:80], 32, 2).view(-1, 16, 16)
     return factors * codes.float() - least
 
 
 def _q3_k(blocks: torch.Tensor) -> torch.Tensor:
-    low = _fields(blocks[:, 96:104], 8, 4).view(-1, 16)
-    high = _fields(blocks[:, 104:108], 4, 2).view(-1, 16)
+    low = fields(blocks[:, 96:104], 8, 4).view(-1, 16)
+    high = fields(blocks[:, 104:108], 4, 2).view(-1, 16)
     factors = _half(blocks, 108) * ((low | high << 4).float() - 32)
-    codes = _fields(blocks[:, 32:96], 32, 2).view(-1, 16, 16).float()
-    lacking = 1 - _fields(blocks[:, :32], 32, 1).view(-1, 16, 16).float()  # a bit that is clear takes 4 away
+    codes = fields(blocks[:, 32:96], 32, 2).view(-1, 16, 16).float()
+    lacking = 1 - fields(blocks[:, :32], 32, 1).view(-1, 16, 16).float()  # a bit that is clear takes 4 away
     return factors[:, :, None] * (codes - 4 * lacking)
 
 
@@ -140,19 +144,19 @@ class Q4KCodes(NamedTuple):
     minimums: torch.Tensor
 
 
-def q4_k_codes(blocks: torch.Tensor) -> Q4KCodes:
-    codes = _fields(blocks[:, 16:], 32, 4).view(-1, 256)
+def q4_k_codes(blocks: torch.Tensor, fields: Fields = fields) -> Q4KCodes:
+    codes = fields(blocks[:, 16:], 32, 4).view(-1, 256)
     scales, minimums = _six_bits(blocks)
     return Q4KCodes(codes, blocks[:, :2].view(torch.float16), scales, blocks[:, 2:4].view(torch.float16), minimums)
 
 
 def _q4_k(blocks: torch.Tensor) -> torch.Tensor:
-    return _of_parts(blocks, _fields(blocks[:, 16:], 32, 4).view(-1, 8, 32))
+    return _of_parts(blocks, fields(blocks[:, 16:], 32, 4).view(-1, 8, 32))
 
 
 def _q5_k(blocks: torch.Tensor) -> torch.Tensor:
-    low = _fields(blocks[:, 48:], 32, 4).view(-1, 8, 32)
-    high = _fields(blocks[:, 16:48], 32, 1).view(-1, 8, 32)
+    low = fields(blocks[:, 48:], 32, 4).view(-1, 8, 32)
+    high = fields(blocks[:, 16:48], 32, 1).view(-1, 8, 32)
     return _of_parts(blocks, low | high << 4)
 
 
@@ -165,11 +169,11 @@ class Q6KCodes(NamedTuple):
     scales: torch.Tensor
 
 
-def q6_k_codes(blocks: torch.Tensor) -> Q6KCodes:
-    low = _fields(blocks[:, :128], 64, 4).reshape(-1, 8, 32)
-    high = _fields(blocks[:, 128:192], 32, 2).view(-1, 8, 32)
-    scales = blocks[:, 192:208].view(torch.int8)
-    return Q6KCodes((low | high << 4).view(-1, 256), blocks[:, 208:].view(torch.float16), scales)
+def q6_k_codes(blocks: torch.Tensor, fields: Fields = fields) -> Q6KCodes:
+    low = fields(blocks[:, :128], 64, 4).reshape(-1, 8, 32)
+    high = fields(blocks[:, 128:192], 32, 2).view(-1, 8, 32)
+    codes = low.bitwise_or_(high.bitwise_left_shift_(4)).view(-1, 256)
+    return Q6KCodes(codes, blocks[:, 208:].view(torch.float16), blocks[:, 192:208].view(torch.int8))
 
 
 def _q6_k(blocks: torch.Tensor) -> torch.Tensor:
@@ -185,16 +189,16 @@ def _iq4_nl(blocks: torch.Tensor) -> torch.Tensor:
 
 
 def _iq4_xs(blocks: torch.Tensor) -> torch.Tensor:
-    low = _fields(blocks[:, 4:8], 1, 4).view(-1, 8)
-    high = _fields(blocks[:, 2:4], 1, 2).view(-1, 8)
+    low = fields(blocks[:, 4:8], 1, 4).view(-1, 8)
+    high = fields(blocks[:, 2:4], 1, 2).view(-1, 8)
     scales = _half(blocks, 0) * ((low | high << 4).float() - 32)
-    codes = _fields(blocks[:, 8:], 16, 4).view(-1, 8, 32)
+    codes = fields(blocks[:, 8:], 16, 4).view(-1, 8, 32)
     return scales[:, :, None] * torch.tensor(_IQ4_LEVELS, dtype=torch.float32)[codes.int()]
 
 
-def mxfp4_codes(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def mxfp4_codes(blocks: torch.Tensor, fields: Fields = fields) -> tuple[torch.Tensor, torch.Tensor]:
     """``uint8[blocks, 32]`` (E2M1), and their scale ``uint8[blocks, 1]`` (E8M0)."""
-    return _nibbles(blocks, 1), blocks[:, :1]
+    return _nibbles(blocks, 1, fields), blocks[:, :1]
 
 
 def _mxfp4(blocks: torch.Tensor) -> torch.Tensor:

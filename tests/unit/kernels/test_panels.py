@@ -7,7 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from greenroom.moe.formats import panels
+from greenroom.checkpoints import gguf_blocks
+from greenroom.moe.formats import byte_moves, panels
+from greenroom.moe.formats.byte_moves import fields, transposed
 from greenroom.moe.formats.panels import (
     HALF,
     PANEL,
@@ -20,7 +22,6 @@ from greenroom.moe.formats.panels import (
     rows_of_bits,
     rows_of_bytes,
     rows_of_lanes,
-    transposed,
 )
 from tests.examples import examples
 
@@ -92,6 +93,24 @@ def test_bytes_change_places_as_by_torch(count: int, rows: int, columns: int, se
 def test_bytes_change_places_without_what_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     matrices = torch.arange(2 * 20 * 33, dtype=torch.int32).to(torch.uint8).view(2, 20, 33)
     compiled = transposed(matrices)
-    monkeypatch.setattr(panels, "native_rows_or_none", lambda: None)
+    monkeypatch.setattr(byte_moves, "native_rows_or_none", lambda: None)
     assert torch.equal(transposed(matrices), compiled)
     assert transposed(matrices).is_contiguous()
+
+
+@given(outputs, inputs, st.booleans(), st.sampled_from([1, 2, 4]))
+@settings(max_examples=examples(120), deadline=None)
+def test_bits_are_laid_out_alike_without_what_is_compiled(outputs: int, inputs: int, joined: bool, bits: int) -> None:
+    codes = codes_of(outputs, inputs, 1 << bits)
+    compiled = bit_codes(codes, bits, joined=joined)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(panels, "native_rows_or_none", lambda: None)
+        plain = bit_codes(codes, bits, joined=joined)
+    assert torch.equal(compiled, plain)
+
+
+@given(st.integers(1, 40), st.integers(1, 5), st.sampled_from([1, 2, 8, 16, 32, 33]), st.sampled_from([2, 4]))
+@settings(max_examples=examples(120), deadline=None)
+def test_bits_come_apart_as_by_torch(rows: int, runs: int, width: int, bits: int) -> None:
+    data = codes_of(rows, runs * width + 7)[:, 3:-4]
+    assert torch.equal(fields(data, width, bits), gguf_blocks.fields(data, width, bits))

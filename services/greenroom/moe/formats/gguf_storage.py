@@ -14,6 +14,7 @@ from typing import Final
 import torch
 
 from greenroom.checkpoints.gguf_blocks import (
+    Fields,
     NotFinite,
     mxfp4_codes,
     numbers_of,
@@ -23,6 +24,7 @@ from greenroom.checkpoints.gguf_blocks import (
 )
 from greenroom.checkpoints.safetensors_headers import StoredTensor
 from greenroom.gguf.block_types import BlockType
+from greenroom.moe.formats.byte_moves import fields
 from greenroom.moe.formats.expert_format import PLAIN_FORMAT, BadCodes, ExpertFormat, of_layers
 from greenroom.moe.formats.fp4 import FP4
 from greenroom.moe.formats.grouped_format import GroupedPair, MatrixFormat
@@ -37,7 +39,7 @@ class _Type:
     numbers are surely some that bfloat16 and float32 have."""
 
     record: MatrixFormat
-    split: Callable[[torch.Tensor], Sequence[torch.Tensor]]
+    split: Callable[[torch.Tensor, Fields], Sequence[torch.Tensor]]
     finite: Callable[[torch.Tensor], bool]
 
 
@@ -108,7 +110,7 @@ class GgufMatrices:
     def _splits(self, parts: Sequence[torch.Tensor]) -> Iterator[Sequence[torch.Tensor]]:
         """Some blocks at a time: few enough that what they take meanwhile is little."""
         for blocks in torch.split(self._blocks(parts), max(1, _AT_ONCE // self._block.numbers)):
-            yield self._type.split(blocks)
+            yield self._type.split(blocks, fields)
 
     def numbers(self, parts: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
         (one,) = parts
@@ -134,7 +136,7 @@ class GgufMxfp4(GgufMatrices):
 
     def codes(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         blocks = self._blocks(parts)
-        in_order = torch.cat([blocks[:, 1:] & 15, blocks[:, 1:] >> 4], dim=1)
+        in_order, _ = mxfp4_codes(blocks, fields)
         pairs = in_order[:, 0::2] | in_order[:, 1::2] << 4
         rows = parts[0].shape[-2]
         return [pairs.view(rows, -1, pairs.shape[1]), blocks[:, 0].reshape(rows, -1)]

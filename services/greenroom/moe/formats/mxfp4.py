@@ -9,6 +9,7 @@ after the other:
 
 - ``codes[panels, units, 512]``: eight rows of 16 words of 32 bits, little-endian. Byte ``b`` of word ``w`` in row ``r``
   has input ``4 r + b`` of the unit, in its low half for output ``2 w`` of the panel, in its high half for ``2 w + 1``.
+  So they are what ``panels.py`` says, of panels whose left half is the even outputs.
 - ``scales[panels, units, 32]``: those of the panel's even outputs, then those of the odd ones.
 """
 
@@ -23,7 +24,9 @@ import torch
 from greenroom.core.errors import CorruptCheckpoint
 from greenroom.experts.pack.layout import ExpertWeights, RecordLayout
 from greenroom.moe.architecture.moe_layers import ExpertTensor, MoeLayer
+from greenroom.moe.formats.byte_moves import fields
 from greenroom.moe.formats.expert_format import BadCodes, ExpertFormat, plain_record
+from greenroom.moe.formats.panels import bit_codes
 
 BLOCK: Final = 32
 """Inputs that share a scale, and outputs of a panel."""
@@ -31,6 +34,7 @@ BLOCK: Final = 32
 NOT_A_NUMBER: Final = 255
 _BIAS: Final = 127
 _LARGEST: Final = 6.0
+_BITS: Final = 4
 _ROWS, _WORDS, _LANE_INPUTS = 8, 16, 4  # of a unit
 
 _AT_ONCE: Final = 1 << 20
@@ -94,17 +98,10 @@ class Mxfp4:
         blocks, scales = (part.view(shape) for part, shape in zip(stored, self.stored_shapes(tensor), strict=True))
         inputs, outputs = tensor.shape
         panels, units = outputs // BLOCK, inputs // BLOCK
-        pairs = blocks.view(panels, _WORDS, 2, units, BLOCK // 2)
-        even, odd = pairs[:, :, 0], pairs[:, :, 1]
-        # From two inputs of one output to two outputs of one input, of the first input and of the second one.
-        both = torch.stack([even & 15 | odd << 4, even >> 4 | odd & 240], dim=-1)
-        words = both.view(panels, _WORDS, units, _ROWS, _LANE_INPUTS).view(torch.int32).squeeze(-1)
-        codes = words.permute(0, 2, 3, 1).contiguous()
-        by_parity = scales.view(panels, _WORDS, 2, units).permute(0, 3, 2, 1)
-        return {
-            f"{tensor.name}_codes": codes.view(torch.uint8).view(panels, units, -1),
-            f"{tensor.name}_scales": by_parity.reshape(panels, units, BLOCK),
-        }
+        by_parity = blocks.view(panels, _WORDS, 2, inputs // 2).transpose(1, 2).reshape(outputs, inputs // 2)
+        codes = bit_codes(fields(by_parity, 1, _BITS).view(outputs, inputs), _BITS, joined=False)
+        lanes = scales.view(panels, _WORDS, 2, units).permute(0, 3, 2, 1)
+        return {f"{tensor.name}_codes": codes, f"{tensor.name}_scales": lanes.reshape(panels, units, BLOCK)}
 
     def expand(self, layer: MoeLayer, weights: ExpertWeights, into: ExpertWeights) -> None:
         left = iter(weights)

@@ -13,6 +13,7 @@ from typing import Final
 import torch
 from torch.nn import functional
 
+from greenroom.moe.formats.byte_moves import transposed
 from greenroom.moe.native.rows import native_rows_or_none
 
 HALF: Final = 16
@@ -81,6 +82,12 @@ def bit_codes(codes: torch.Tensor, bits: int, *, joined: bool) -> torch.Tensor:
     it has an input of the left half, the same one of the right half, the next input of both, and so on.
     """
     units = units_of(codes.shape[1])
+    native = native_rows_or_none()
+    if native is not None:
+        panels = panels_of(len(codes), joined=joined)
+        into = torch.empty(panels, units, 4 * bits * PANEL, dtype=torch.uint8)
+        native.bit_panels(codes.contiguous(), bits, into, joined=joined)
+        return into
     # Eight inputs at a time, the first one lowest; both halves of an input are neighbours in its byte.
     eights = halves_of(_whole_units(codes), joined=joined).view(torch.int64)
     both = eights[:, 0] | eights[:, 1] << bits
@@ -107,18 +114,6 @@ def halves_of_bits(packed: torch.Tensor, bits: int) -> torch.Tensor:
     several = torch.stack([packed >> bits * place & (1 << bits) - 1 for place in range(8 // bits)], dim=-1)
     lanes = several.view(panels, units, UNIT // together, HALF, together, 2).permute(0, 5, 3, 1, 2, 4)
     return lanes.reshape(panels, 2, HALF, units * UNIT)
-
-
-def transposed(matrices: torch.Tensor) -> torch.Tensor:
-    """Of ``uint8[n, rows, columns]`` ``[n, columns, rows]``. Torch moves bytes one by one, which takes ten times as
-    long as what is compiled."""
-    native = native_rows_or_none()
-    if native is None:
-        return matrices.transpose(1, 2).contiguous()
-    count, rows, columns = matrices.shape
-    into = torch.empty(count, columns, rows, dtype=torch.uint8)
-    native.transpose_bytes(matrices.contiguous(), into)
-    return into
 
 
 def _whole_units(codes: torch.Tensor) -> torch.Tensor:

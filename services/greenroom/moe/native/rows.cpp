@@ -97,10 +97,10 @@ struct GroupedKernels {
   void (*linear)(const Linear &, const Rows &, size_t begin, size_t end);
 };
 
-constexpr size_t HALF_PANEL = 16;  // outputs: grouped_products.inc
+#include "panels.inc"
 
 // Of a matrix of so many outputs in codes, what threads share: an output of both halves of a panel each.
-inline size_t coded_words(size_t outputs) { return (outputs + 2 * HALF_PANEL - 1) / (2 * HALF_PANEL) * HALF_PANEL; }
+inline size_t coded_words(size_t outputs) { return panels_of(outputs, false) * HALF_PANEL; }
 
 // A linear layer as callers have it. `format`: 0 is bf16; else one more than the number of the codes' (greenroom_grouped_format).
 // `group`: how many inputs share a scale (0: all of them). Null: it has no bias, and its codes no minimums, no order.
@@ -179,6 +179,7 @@ inline uint16_t to_bf16(float value) {
 
 #include "lossless_encoding.inc"
 #include "byte_transpose.inc"
+#include "bit_panels.inc"
 
 constexpr size_t PADDING = 16, ROWS_WORTH_A_THREAD = 8, ROWS_TOGETHER = 32;
 
@@ -305,7 +306,7 @@ struct Kernels {
 
 #define CODES(of) \
   { of::lossless_hidden_part, of::lossless_output_part, of::lossless_numbers_part, of::NEURON_GRAIN, of::COLUMN_GRAIN }
-#define PLANES(of) { of::planes_hidden_part, of::planes_output_part, of::planes_numbers_part, PLANES_HALF, 2 * PLANES_HALF }
+#define PLANES(of) { of::planes_hidden_part, of::planes_output_part, of::planes_numbers_part, HALF_PANEL, 2 * HALF_PANEL }
 
 #define KERNELS(of) \
   { #of, of::hidden_part, of::output_part, of::clamped_hidden_part, of::clamped_output_part, of::mxfp4_hidden_part, \
@@ -819,6 +820,17 @@ void greenroom_lossless_experts(int64_t kind, const int64_t *weights, const int6
 void greenroom_transpose_bytes(const void *in, int64_t count, int64_t rows, int64_t columns, void *out) {
   for (int64_t matrix = 0; matrix < count; matrix++)
     transpose_bytes((const uint8_t *)in + matrix * rows * columns, rows, columns, (uint8_t *)out + matrix * rows * columns);
+}
+
+// Codes of 1, 2 or 4 `bits`, a byte each, of a matrix [outputs, inputs], as panels. `joined`: the matrix is gates, then as many ups.
+void greenroom_bit_panels(int64_t bits, int joined, const void *codes, int64_t outputs, int64_t inputs, void *out) {
+  (bits == 4 ? bit_panels<4> : bits == 2 ? bit_panels<2> : bit_panels<1>)((const uint8_t *)codes, outputs, inputs, joined != 0, (uint8_t *)out);
+}
+
+// Codes of 4 or 2 `bits`, side by side in `bytes` bytes of each row, as a byte each. Rows begin `apart` bytes after each other. Of each
+// `width` bytes come all lowest codes, then all next higher ones, and so on.
+void greenroom_spread_codes(int64_t bits, const void *in, int64_t rows, int64_t apart, int64_t bytes, int64_t width, void *out) {
+  (bits == 4 ? spread_codes<4> : spread_codes<2>)((const uint8_t *)in, rows, apart, bytes, width, (uint8_t *)out);
 }
 
 // The lossless codes or planes of a matrix numbers[outputs, inputs], bf16, and its exponents, which were zeroed and have room for so

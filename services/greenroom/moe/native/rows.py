@@ -206,6 +206,12 @@ class NativeRows:
         self._lossless_experts.argtypes, self._lossless_experts.restype = [count, *self._experts.argtypes], None
         self._transpose_bytes = library.greenroom_transpose_bytes
         self._transpose_bytes.argtypes, self._transpose_bytes.restype = [pointer, count, count, count, pointer], None
+        self._bit_panels = library.greenroom_bit_panels
+        self._bit_panels.argtypes = [count, ctypes.c_int, pointer, count, count, pointer]
+        self._bit_panels.restype = None
+        self._spread_codes = library.greenroom_spread_codes
+        self._spread_codes.argtypes = [count, pointer, count, count, count, count, pointer]
+        self._spread_codes.restype = None
         self._lossless_encode = library.greenroom_lossless_encode
         self._lossless_encode.argtypes = [count, ctypes.c_int, pointer, count, count, count, pointer, pointer]
         self._lossless_encode.restype = count
@@ -435,6 +441,18 @@ class NativeRows:
     def transpose_bytes(self, matrices: torch.Tensor, into: torch.Tensor) -> None:
         """Write ``matrices[n, rows, columns]`` to ``into[n, columns, rows]``, both of bytes. On the calling thread."""
         self._transpose_bytes(matrices.data_ptr(), *matrices.shape, into.data_ptr())
+
+    def bit_panels(self, codes: torch.Tensor, bits: int, into: torch.Tensor, *, joined: bool) -> None:
+        """Write ``codes[outputs, inputs]``, a byte each, as ``bit_codes`` in ``moe/formats/panels.py`` says. On the
+        calling thread."""
+        self._bit_panels(bits, joined, codes.data_ptr(), *codes.shape, into.data_ptr())
+
+    def spread_codes(self, rows: torch.Tensor, width: int, bits: int, into: torch.Tensor) -> None:
+        """Write codes of 4 or 2 ``bits``, which lie side by side in ``rows[n, bytes]``, as a byte each. Of each
+        ``width`` bytes come all lowest codes, then all next higher ones, and so on. Rows may lie apart. On the calling
+        thread."""
+        count, nbytes = rows.shape
+        self._spread_codes(bits, rows.data_ptr(), count, rows.stride(0), nbytes, width, into.data_ptr())
 
     def lossless_encode(
         self,

@@ -17,6 +17,7 @@ from typing import Any, Final
 import torch
 
 from greenroom.checkpoints.safetensors_headers import StoredTensor
+from greenroom.moe.formats.byte_moves import transposed
 from greenroom.moe.formats.int4.matrix import (
     CODES_A_WORD,
     SCALES,
@@ -28,7 +29,6 @@ from greenroom.moe.formats.int4.matrix import (
 )
 from greenroom.moe.formats.int4.record import Int4, codes_of
 from greenroom.moe.formats.int4.settings import group_size, names, need_4_bits
-from greenroom.moe.formats.panels import transposed
 from greenroom.moe.formats.stored_matrix import NotServed, Shipped
 
 _SCALES: Final = 2

@@ -9,6 +9,7 @@ import torch
 
 from greenroom.checkpoints.safetensors_headers import StoredTensor
 from greenroom.core.errors import CorruptCheckpoint
+from greenroom.moe.formats.byte_moves import fields
 from greenroom.moe.formats.expert_format import BadCodes
 
 LARGEST: Final = 15
@@ -110,7 +111,4 @@ def in_order(groups: torch.Tensor, count: int) -> bool:
 
 def unpacked(words: torch.Tensor) -> torch.Tensor:
     """Of int32 ``[rows, n]`` the eight codes of each word from the lowest bits on: uint8 ``[rows, 8 * n]``."""
-    pairs = words.contiguous().view(torch.uint8).short()
-    pairs |= pairs << 4
-    pairs &= 0x0F0F
-    return pairs.view(torch.uint8).view(len(words), -1)
+    return fields(words.contiguous().view(torch.uint8), 1, 4).view(len(words), -1)

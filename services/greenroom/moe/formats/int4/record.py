@@ -18,9 +18,10 @@ from torch.nn import functional
 
 from greenroom.checkpoints.safetensors_headers import StoredTensor
 from greenroom.core.errors import UnsupportedModel
+from greenroom.moe.formats.byte_moves import transposed
 from greenroom.moe.formats.grouped_format import MatrixFormat, Part
 from greenroom.moe.formats.int4.matrix import MIDDLE, SCALES, Int4Matrix
-from greenroom.moe.formats.panels import HALF, PANEL, UNIT, bit_codes, lane_values, rows_of_bits, transposed
+from greenroom.moe.formats.panels import HALF, PANEL, UNIT, bit_codes, lane_values, rows_of_bits
 from greenroom.moe.formats.stored_matrix import MatrixStorage, Shipped
 from greenroom.moe.native.rows import GroupedCodes
 
