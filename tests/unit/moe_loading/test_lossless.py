@@ -230,7 +230,10 @@ def test_what_can_not_be_kept_so_is_refused_by_name(tmp_path: Path) -> None:
             save_random("gpt_oss", tmp_path / "gpt_oss", dtype=torch.bfloat16), {},
             r"model\.layers\.0\.mlp\.experts has other experts than two matrices without biases",
         ),
-        "floats": (saved(tmp_path / "floats"), {"dtype": "float32"}, r"these experts are torch\.float32"),
+        "floats": (
+            saved(tmp_path / "floats"), {"dtype": "float32"},
+            "these experts are float32: use auto, or the dtype bfloat16",
+        ),
     }  # fmt: skip
     for folder, options, why in refusals.values():
         with pytest.raises(InvalidConfig, match=f"experts_as: 'lossless' is not allowed; .*{why}"):

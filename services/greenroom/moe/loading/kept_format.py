@@ -70,7 +70,9 @@ def kept_format(
                 "experts_as", experts_as, f"these experts are quantised ({found.format.name}): use stored"
             )
         if computed_in is not torch.bfloat16:
-            raise InvalidConfig("experts_as", experts_as, f"it keeps bfloat16, and these experts are {computed_in}")
+            own = str(computed_in).removeprefix("torch.")
+            why = f"it keeps bfloat16, and these experts are {own}: use auto, or the dtype bfloat16"
+            raise InvalidConfig("experts_as", experts_as, why)
         if experts_as in _LOSSLESS:
             return _with_fewest_bytes(checkpoint, [_LOSSLESS[experts_as]])
         planes = [LOSSLESS_PLANES] if native is not None and native.is_for_planes else []
