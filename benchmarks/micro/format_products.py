@@ -2,22 +2,25 @@
 
     python -m benchmarks.format_products [--format mxfp4] [--shape 2880x2880] [--threads 1] [--rows 1] [--rounds 5]
     python -m benchmarks.format_products --format fp8-blocks --linear 4096x2048
+    python -m benchmarks.format_products --format q4_k --beside OTHER/services/greenroom/moe/native/_rows….so
 
 gpt-oss's experts in MXFP4, SwiGLU experts in the other formats. With --linear it is a linear layer of so many outputs
 and inputs. --instructions leaves slower instruction sets out.
 
 Experts take turns, more of them than the processor's caches hold. Each instruction set computes both, in turns. GB/s
-are of the record's own bytes.
+are of the record's own bytes. With --beside another build's compiled library takes turns with this one's.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, cast
 
 import click
 import numpy as np
@@ -45,6 +48,7 @@ from greenroom.moe.formats.lossless.codes import LOSSLESS
 from greenroom.moe.formats.lossless.planes import LOSSLESS_PLANES
 from greenroom.moe.formats.lossless.record import LosslessFormat
 from greenroom.moe.formats.mxfp4 import MXFP4
+from greenroom.moe.native.library import native_library
 from greenroom.moe.native.rows import (
     ClampedGate,
     GroupedExpert,
@@ -64,13 +68,37 @@ GATE: Final = ClampedGate(alpha=1.702, limit=7.0)
 Products = Callable[..., None]
 
 
+BESIDE: Final = "beside"
+"""The arm of another build's library."""
+
+
 @dataclass(frozen=True, slots=True)
 class Arm:
     """``weights``: of each expert. ``nbytes``: of one."""
 
+    native: NativeRows
     products: Products
     weights: list[Any]
     nbytes: int
+
+
+class OtherBuild:
+    """Another build's library. Whatever function it lacks is this build's: products are compared, not what is around
+    them."""
+
+    def __init__(self, path: Path) -> None:
+        self._own = ctypes.CDLL(str(path))
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return getattr(self._own, name)
+        except AttributeError:
+            return getattr(native_library(), name)
+
+
+def other_build(path: Path) -> NativeRows:
+    """Raises OSError for what is no library, AttributeError for one without the products."""
+    return NativeRows(cast(ctypes.CDLL, OtherBuild(path)))
 
 
 def gpt_oss_layer(hidden: int, inner: int) -> MoeLayer:
@@ -111,8 +139,10 @@ def clamped_arms(
         expanded.append(numbers)
     products = {MXFP4.name: native.mxfp4_experts}[expert_format.name]
     return {
-        expert_format.name: Arm(partial(products, GATE), stored, layout.weight_bytes),
-        PLAIN: Arm(partial(native.clamped_experts, GATE), expanded, sum(tensor.nbytes for tensor in expanded[0])),
+        expert_format.name: Arm(native, partial(products, GATE), stored, layout.weight_bytes),
+        PLAIN: Arm(
+            native, partial(native.clamped_experts, GATE), expanded, sum(tensor.nbytes for tensor in expanded[0])
+        ),
     }
 
 
@@ -183,8 +213,8 @@ def grouped_arms(
         expanded.append(numbers)
     products = partial(native.grouped_experts, GroupedExpert(*expert_format.products, inner))
     return {
-        expert_format.name: Arm(products, stored, layout.weight_bytes),
-        PLAIN: Arm(native.experts, expanded, sum(tensor.nbytes for tensor in expanded[0])),
+        expert_format.name: Arm(native, products, stored, layout.weight_bytes),
+        PLAIN: Arm(native, native.experts, expanded, sum(tensor.nbytes for tensor in expanded[0])),
     }
 
 
@@ -210,8 +240,8 @@ def linear_arms(
         native.linear_layer(rows, weights[0][0])
 
     return {
-        matrix_format.name: Arm(product, stored, layout.weight_bytes),
-        PLAIN: Arm(product, expanded, 2 * outputs * inputs),
+        matrix_format.name: Arm(native, product, stored, layout.weight_bytes),
+        PLAIN: Arm(native, product, expanded, 2 * outputs * inputs),
     }
 
 
@@ -241,8 +271,8 @@ def lossless_arms(
         numbers.append(own)
     products = partial(native.lossless_experts, LosslessExpert(expert_format.planes, inner))
     return {
-        expert_format.name: Arm(products, stored, layout.weight_bytes),
-        PLAIN: Arm(native.experts, numbers, sum(tensor.nbytes for tensor in numbers[0])),
+        expert_format.name: Arm(native, products, stored, layout.weight_bytes),
+        PLAIN: Arm(native, native.experts, numbers, sum(tensor.nbytes for tensor in numbers[0])),
     }
 
 
@@ -293,7 +323,8 @@ def measured(
 ) -> list[dict[str, Any]]:
     """A row for each number of rows, instruction set (of ``sets``; none: all) and arm."""
     found: list[dict[str, Any]] = []
-    turns = [(instructions, name) for instructions in sets or native.instruction_sets for name in arms]
+    taken = sets or native.instruction_sets
+    turns = [(one, name) for one in taken for name, arm in arms.items() if one in arm.native.instruction_sets]
     largest = max(arm.nbytes for arm in arms.values())
     try:
         with progress((rounds + 1) * len(counts) * len(turns), "products", "turn") as bar:
@@ -304,8 +335,8 @@ def measured(
                 experts = len(next(iter(arms.values())).weights)
                 times = max(2, min(experts, round(work / (largest / 2 * count))))
                 for round_, (instructions, name) in in_turns(turns, rounds, float("inf")):
-                    native.use(instructions)
                     arm = arms[name]
+                    arm.native.use(instructions)
                     began = time.perf_counter()
                     for number in range(times):
                         arm.products([arm.weights[number]], [0, count], rows, tokens, scales, out, add=False)
@@ -313,33 +344,61 @@ def measured(
                         seconds[instructions, name].append((time.perf_counter() - began) / times)
                     bar.update()
                 found += [
-                    row_of(instructions, name, count, own, seconds[instructions, PLAIN], arms[name].nbytes)
+                    row_of(
+                        instructions, name, count, own, seconds[instructions, PLAIN], arms[name].nbytes,
+                        seconds.get((instructions, BESIDE)),
+                    )
                     for (instructions, name), own in seconds.items()
-                ]
+                ]  # fmt: skip
     finally:
-        native.use(native.instruction_sets[0])
+        for arm in arms.values():
+            arm.native.use(arm.native.instruction_sets[0])
     return found
 
 
+def same_bits(arm: Arm, other: Arm, hidden: int, rows: int) -> bool:
+    """Whether the first expert's results are the same. Both have the same weights."""
+    x = torch.randn(rows, hidden, generator=torch.Generator().manual_seed(1)).bfloat16()
+    results = [torch.empty_like(x), torch.empty_like(x)]
+    for one, out in zip((arm, other), results, strict=True):
+        one.products([one.weights[0]], [0, rows], x, np.arange(rows), np.ones(rows, dtype=np.float32), out, add=False)
+    return torch.equal(*results)
+
+
 def row_of(
-    instructions: str, name: str, count: int, seconds: list[float], plain: list[float], nbytes: int
+    instructions: str,
+    name: str,
+    count: int,
+    seconds: list[float],
+    plain: list[float],
+    nbytes: int,
+    beside: list[float] | None = None,
 ) -> dict[str, Any]:
+    """``beside``: seconds of the same by another build's library."""
+
+    def over(others: list[float]) -> dict[str, float]:
+        return spread_json(Spread.of([other / own for own, other in zip(seconds, others, strict=True)]), 2)
+
     return {
         "instructions": instructions,
         "format": name,
         "rows": count,
         "microseconds": spread_json(Spread.of([1e6 * one for one in seconds]), 1),
         "gb_s": spread_json(Spread.of([nbytes / one / 1e9 for one in seconds]), 2),
-        "over_bf16": spread_json(Spread.of([other / own for own, other in zip(seconds, plain, strict=True)]), 2),
+        "over_bf16": over(plain),
+        **({} if beside is None or name in (BESIDE, PLAIN) else {"over_beside": over(beside)}),
     }
 
 
 def table(found: list[dict[str, Any]]) -> str:
-    lines = [f"{'rows':>5}  {'instructions':<13}{'format':<12}{'µs':>28}{'GB/s':>22}{'over bf16':>22}"]
+    compared = any("over_beside" in row for row in found)
+    head = f"{'rows':>5}  {'instructions':<13}{'format':<12}{'µs':>28}{'GB/s':>22}{'over bf16':>22}"
+    lines = [head + (f"{'over beside':>22}" if compared else "")]
     for row in found:
+        beside = f"{median_range(row['over_beside'], 2):>22}" if "over_beside" in row else ""
         lines.append(
             f"{row['rows']:>5}  {row['instructions']:<13}{row['format']:<12}{median_range(row['microseconds']):>28}"
-            f"{median_range(row['gb_s'], 2):>22}{median_range(row['over_bf16'], 2):>22}"
+            f"{median_range(row['gb_s'], 2):>22}{median_range(row['over_bf16'], 2):>22}{beside}"
         )
     return "\n".join(lines)
 
@@ -352,6 +411,12 @@ def table(found: list[dict[str, Any]]) -> str:
 @click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--rows", "counts", type=click.IntRange(min=1), multiple=True, default=ROWS, show_default=True)
 @click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True)
+@click.option(
+    "--beside",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="LIBRARY",
+    help="The compiled library of another checkout, with the same layout of codes.",
+)
 def main(
     shape: str | None,
     linear: str | None,
@@ -360,6 +425,7 @@ def main(
     threads: int,
     counts: tuple[int, ...],
     rounds: int,
+    beside: Path | None,
 ) -> None:
     kind = FORMATS[name]
     if linear is not None and (kind.linear is None or shape is not None):
@@ -374,12 +440,24 @@ def main(
             raise InvalidConfig("instructions", unknown[0], f"here: {', '.join(native.instruction_sets)}")
     except InvalidConfig as error:
         raise click.UsageError(str(error)) from error
+    try:
+        other = None if beside is None else other_build(beside)
+    except (OSError, AttributeError) as error:
+        raise click.UsageError(f"--beside: {error}") from error
     torch.set_num_threads(threads)
-    if linear is not None:
+
+    def arms_of(native: NativeRows) -> dict[str, Arm]:
+        if linear is None:
+            return kind.arms(native, hidden=first, inner=second, memory=MEMORY)
         assert kind.linear is not None
-        arms, inputs = kind.linear(native, outputs=first, inputs=second, memory=MEMORY), second
-    else:
-        arms, inputs = kind.arms(native, hidden=first, inner=second, memory=MEMORY), first
+        return kind.linear(native, outputs=first, inputs=second, memory=MEMORY)
+
+    arms, inputs = arms_of(native), first if linear is None else second
+    if other is not None:
+        arms[BESIDE] = arms_of(other)[name]
+        if linear is None:
+            same = all(same_bits(arms[name], arms[BESIDE], inputs, count) for count in counts)
+            click.echo(f"{beside} gives {'the same bits' if same else 'OTHER BITS'}")
     found = measured(native, arms, inputs, counts, rounds, sets=sets)
     click.echo(table(found))
     described = {"shape": shape, "linear": linear is not None, "format": name, "threads": threads, "rows": found}

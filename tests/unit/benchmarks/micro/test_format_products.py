@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 
-from benchmarks.micro.format_products import FORMATS, measured, row_of, table
+from benchmarks.micro.format_products import BESIDE, FORMATS, main, measured, other_build, row_of, same_bits, table
 from greenroom.experts.pack.layout import PLAIN
 from greenroom.moe.formats.mxfp4 import MXFP4
+from greenroom.moe.native.library import native_library
 from greenroom.moe.native.rows import NativeRows
 from tests.compiled import native as native
 
@@ -56,8 +60,34 @@ def test_linear_layers_are_timed_the_same_way(native: NativeRows, name: str) -> 
     assert torch.allclose(own, plain, rtol=2.0**-5, atol=2.0**-5 * float(plain.abs().max()))
 
 
+def test_another_build_takes_turns(native: NativeRows, tmp_path: Path) -> None:
+    """A copy of this one: the loader knows a file by its inode."""
+    library = Path(native_library()._name)
+    copy = tmp_path / library.name
+    copy.write_bytes(library.read_bytes())
+    other = other_build(copy)
+    own, beside = (FORMATS["q4_k"].arms(one, hidden=256, inner=256, memory=1) for one in (native, other))
+    arms = own | {BESIDE: beside["q4_k"]}
+    assert same_bits(arms["q4_k"], arms[BESIDE], 256, 3)
+    arms[BESIDE].weights[0][0].bitwise_xor_(1)
+    assert not same_bits(arms["q4_k"], arms[BESIDE], 256, 3)
+    found = measured(native, arms, 256, (2,), 1, work=1, sets=native.instruction_sets[:1])
+    assert [row["format"] for row in found] == ["q4_k", PLAIN, BESIDE]
+    assert ["over_beside" in row for row in found] == [True, False, False]
+    assert "over beside" in table(found)
+
+
+def test_what_is_no_library_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "some.so").write_bytes(b"none")
+    result = CliRunner().invoke(main, ["--beside", str(tmp_path / "some.so")])
+    assert result.exit_code == 2
+    assert "--beside" in result.output
+
+
 def test_gains_are_of_the_same_round() -> None:
-    row = row_of("some", "mxfp4", 4, [0.5, 1.0], [1.0, 3.0], int(2e9))
+    row = row_of("some", "mxfp4", 4, [0.5, 1.0], [1.0, 3.0], int(2e9), [2.0, 1.0])
+    assert row["over_beside"] == {"median": 2.5, "min": 1.0, "max": 4.0}
+    assert "over_beside" not in row_of("some", PLAIN, 4, [1.0], [1.0], 1, [1.0])
     assert row["microseconds"] == {"median": 750_000.0, "min": 500_000.0, "max": 1_000_000.0}
     assert row["gb_s"] == {"median": 3.0, "min": 2.0, "max": 4.0}
     assert row["over_bf16"] == {"median": 2.5, "min": 2.0, "max": 3.0}
