@@ -16,7 +16,7 @@ from greenroom.core.errors import CorruptCheckpoint
 from greenroom.gguf.block_types import BlockType
 
 _FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-_ITEM_BYTES = _FLOATS | {"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1}
+_ITEM_BYTES = _FLOATS | {"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E8M0": 1}
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 
 

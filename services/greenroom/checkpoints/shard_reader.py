@@ -44,7 +44,7 @@ _DTYPES = {
 }
 
 
-_CODES = {"F8_E4M3": torch.uint8}
+_CODES = {"F8_E4M3": torch.uint8, "F8_E8M0": torch.uint8}
 """What is read as codes alone, by those who know what they mean."""
 
 
