@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import logging
 import os
@@ -316,6 +317,24 @@ def test_a_disk_that_fills_up_meanwhile(folder: Path, tiny_disk: Path, monkeypat
     with pytest.raises(PackError, match=r"No space left on device"):
         pack(folder, tiny_disk / "cache")
     assert leftovers(tiny_disk / "cache") == []
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_disk_without_room_for_the_digest(
+    folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, known: bool
+) -> None:
+    """The pack took the last of it. It is served all the same."""
+    found = pack(folder, cache) if known else None
+    shutil.rmtree(cache / "digests", ignore_errors=True)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(pack_cache, "write_whole", full)
+    path = pack(folder, cache)
+    assert found in (None, path)
+    PackFile.open(path).verify()
+    assert "the weights were read to know that" in caplog.text
 
 
 class Killed(BaseException):
