@@ -51,10 +51,37 @@ KINDS: Final[dict[str, tuple[dict[str, Any], str, str]]] = {
 }
 """By name ``quantization_config``, the name of scales, and what one is of."""
 
+LAYOUTS: Final[dict[str, tuple[dict[str, Any], str, str]]] = {
+    "minimax": (
+        {
+            "quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "float8_e4m3fn",
+            "weight_block_size": [BLOCK, BLOCK],
+            "modules_to_not_convert": ["gate", "e_score_correction_bias", "lm_head"],
+        },
+        "weight_scale_inv",
+        "block",
+    ),
+    "powers": (
+        {
+            "quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "scale_fmt": "ue8m0",
+            "weight_block_size": [BLOCK, BLOCK],
+        },
+        "weight_scale_inv",
+        "block",
+    ),
+    "autofp8": (
+        {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]},
+        "weight_scale",
+        "tensor",
+    ),
+}  # fmt: skip
+"""Others that mean the same: MiniMax-M2 has another name for the codes, ``scale_fmt`` ue8m0 has scales of 8 bits, and
+AutoFP8 does not speak of blocks and has a scale a matrix."""
+
 
 def to_fp8(source: Path, folder: Path, kind: str = "blocks", *, scales: torch.dtype = torch.float32) -> Path:
     """The checkpoint ``source`` in FP8, in one file."""
-    settings, name_of_scales, strategy = KINDS[kind]
+    settings, name_of_scales, strategy = (KINDS | LAYOUTS)[kind]
     folder.mkdir(parents=True, exist_ok=True)
     for path in source.iterdir():
         if path.suffix != ".safetensors" and not path.name.endswith(".index.json"):
@@ -65,10 +92,13 @@ def to_fp8(source: Path, folder: Path, kind: str = "blocks", *, scales: torch.dt
             tensors[name] = tensor
             continue
         scale = _scales(tensor.float(), strategy).to(scales)
+        if kind == "powers":
+            scale = torch.exp2(torch.log2(scale.float()).ceil()).to(torch.float8_e8m0fnu)
         codes = (tensor.float() / by_weight(scale, tensor.shape)).clamp_(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
         tensors |= {name: codes, f"{name.removesuffix('weight')}{name_of_scales}": scale}
-        if kind == "matrices":
-            tensors[f"{name.removesuffix('weight')}activation_scale"] = torch.tensor(1.0)
+        if settings.get("activation_scheme") == "static":
+            of = "input" if kind == "autofp8" else "activation"
+            tensors[f"{name.removesuffix('weight')}{of}_scale"] = torch.tensor(1.0)
     save_file(tensors, folder / "model.safetensors")
     edit_json(folder / "config.json", lambda config: config.update(quantization_config=settings))
     return folder
@@ -102,11 +132,12 @@ def all_tensors(folder: Path) -> Tensors:
 def dequantized(folder: Path, dtype: torch.dtype) -> Tensors:
     """The checkpoint's tensors as transformers' own dequantiser makes them in float32, then in ``dtype``."""
     settings = json.loads((folder / "config.json").read_text())["quantization_config"]
-    _, name_of_scales, strategy = next(kind for kind in KINDS.values() if kind[0] == settings)
+    _, name_of_scales, strategy = next(kind for kind in (KINDS | LAYOUTS).values() if kind[0] == settings)
     stored, numbers = all_tensors(folder), {}
     for name, tensor in stored.items():
         if tensor.dtype is torch.float8_e4m3fn:
             scale = stored[f"{name.removesuffix('weight')}{name_of_scales}"]
+            scale = scale.float() if scale.dtype is torch.float8_e8m0fnu else scale
             block = [BLOCK, BLOCK] if strategy == "block" else None
             numbers[name] = _dequantize_fp8_weight(tensor, scale, block, torch.float32).to(dtype)
         elif not name.endswith(("_scale", "_scale_inv")):

@@ -24,6 +24,7 @@ from greenroom.worker.model import model_runtime
 from greenroom.worker.model.memory_needs import dense_bytes
 from tests.compiled import native as native
 from tests.fp8_checkpoints import to_fp8
+from tests.int4_checkpoints import KINDS, save_int4
 from tests.mxfp4_checkpoints import save_mxfp4
 from tests.pipeline.commands import commands, complaint_of, output_of, result_of
 from tests.random_checkpoints import save_random
@@ -117,6 +118,24 @@ def test_dense_layers_are_counted_as_numbers_where_no_headers_say_what_they_are(
     assert (told["dense_bytes"], told["dense_may_be_less"]) == (numbers["dense_bytes"], True)
     assert not numbers["dense_may_be_less"]
     assert "at most" not in run("info", str(folder), "--dense-as", "expanded")[0]
+
+
+@pytest.mark.usefixtures("native")
+def test_experts_that_would_stay_codes_in_bfloat16_are_said(
+    run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Most GPTQ and AWQ checkpoints say that they are float16, for which there are no compiled products."""
+    plain = save_random("qwen3_moe", tmp_path / "plain", dtype=torch.float16, hidden_size=64, moe_intermediate_size=64)
+    folder = str(save_int4(plain, tmp_path / "m", KINDS["gptq"]))
+    assert ", made of int4, which they stay with --dtype bfloat16" in run("info", folder)[0]
+    assert json.loads(run("info", folder, "--json")[0])["stays_in_bfloat16"] == "int4"
+    for chosen in ("--dtype float16", "--dtype bfloat16", "--experts-as expanded", "--products torch"):
+        assert "made of" not in run("info", folder, *chosen.split())[0]
+    run("pack", folder, "--dtype", "bfloat16")
+    assert "they stay" not in caplog.text
+    run("pack", folder)
+    assert "experts are stored as int4" in caplog.text
+    assert "with --dtype bfloat16 they stay as they are" in caplog.text
 
 
 def test_lossless_experts_are_said_and_packed_so(run: Run, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from greenroom.checkpoints.safetensors_headers import unreadable
 from greenroom.core.errors import CorruptCheckpoint
-from greenroom.gguf.shards import SUFFIX
+from greenroom.gguf.shards import hint_of_files
 
 
 def read_config(folder: Path, model: str) -> dict[str, Any]:
@@ -18,9 +18,7 @@ def read_config(folder: Path, model: str) -> dict[str, Any]:
         raw: dict[str, Any] = json.loads(path.read_text())
         raw["model_type"] = str(raw["model_type"])
     except FileNotFoundError:
-        files = sorted(folder.glob(f"*{SUFFIX}"))
-        hint = f"; to serve a GGUF file, name it: {files[0]}" if files else ""
-        raise CorruptCheckpoint(f"{model} has no config.json{hint}") from None
+        raise CorruptCheckpoint(f"{model} has no config.json{hint_of_files(folder)}") from None
     except OSError as error:
         raise unreadable(path, error) from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:

@@ -39,7 +39,12 @@ LOCK_WAIT_S: Final = 6 * 3600.0
 _LOCK_POLL_S: Final = 0.2
 _DIGEST_LENGTH: Final = 32
 _NOT_WRITABLE: Final = (errno.EROFS, errno.EACCES, errno.EPERM)
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _PACKING = threading.Lock()  # two packings at once would only compete for the disk
+_NOT_REMEMBERED: Final = (
+    "the weights were read to know that %s is their pack, and will be at each start: %s can not be written to, or is "
+    "full, where that would be remembered"
+)
 
 
 class PackChanged(Exception):
@@ -167,10 +172,7 @@ def _made(
             digest = _digest(source, progress)
             noted = may_write and _could_remember(source, cache, identity, digest)
             if not noted and (path := _whole(source, cache, digest)) is not None:
-                log.warning(
-                    "the weights were read to know that %s is their pack, and will be at each start: %s can not be "
-                    "written to, where that would be remembered", path.name, cache
-                )  # fmt: skip
+                log.warning(_NOT_REMEMBERED, path.name, cache)
                 return path
         if not may_write:
             raise PackError(
@@ -185,7 +187,8 @@ def _made(
                 log.warning("the expert pack %s is damaged; it is made anew", damaged)
                 damaged.unlink()  # it is of no use, and its space is needed
             digest = _write(source, cache, progress)
-            _remember(source, cache, identity, digest)
+            if not _could_remember(source, cache, identity, digest):
+                log.warning(_NOT_REMEMBERED, _path(cache, source, digest).name, cache)
         path = _path(cache, source, digest)
         _check(source, path, digest)
         return path
@@ -287,11 +290,11 @@ def _remember(source: PackSource, cache: Path, identity: str, digest: str) -> No
 
 
 def _could_remember(source: PackSource, cache: Path, identity: str, digest: str) -> bool:
-    """Whether it may be written. Raises as ``_remember`` for other errors."""
+    """Whether it may be written, and there is room. Raises as ``_remember`` for other errors."""
     try:
         _remember(source, cache, identity, digest)
     except OSError as error:
-        if error.errno not in _NOT_WRITABLE:
+        if error.errno not in (*_NOT_WRITABLE, *_FULL):
             raise
         return False
     return True

@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import TracebackType
 from typing import Final, Self
 
 import numpy as np
@@ -20,6 +21,7 @@ from greenroom.checkpoints.gguf_blocks import NotFinite, numbers_of
 from greenroom.checkpoints.page_cache import is_cached
 from greenroom.checkpoints.safetensors_headers import StoredTensor, unreadable
 from greenroom.core.errors import CorruptCheckpoint, UnsupportedModel
+from greenroom.core.files import FileState
 from greenroom.core.units import MIB
 from greenroom.experts.pack.layout import PAGE_BYTES, align
 
@@ -44,7 +46,7 @@ _DTYPES = {
 }
 
 
-_CODES = {"F8_E4M3": torch.uint8}
+_CODES = {"F8_E4M3": torch.uint8, "F8_E8M0": torch.uint8}
 """What is read as codes alone, by those who know what they mean."""
 
 
@@ -75,22 +77,34 @@ def room_for(tensor: StoredTensor, part: int | None) -> int:
 
 
 class ShardReader:
-    """Open shards of a checkpoint; a context manager. Reads are thread-safe."""
+    """Open shards of a checkpoint; a context manager. Reads are thread-safe.
+
+    Its end raises CorruptCheckpoint, unless another error ends it, for a shard that is not the one any more whose
+    header said where its tensors lie: what was read then is of other tensors.
+    """
 
     def __init__(self) -> None:
         self._files: dict[Path, int] = {}
         self._direct: dict[Path, int] = {}
         self._refused: set[Path] = set()  # by a file system without direct reads
+        self._states: dict[Path, FileState | None] = {}  # by what the tensors say that were asked for
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        for fd in (*self._files.values(), *self._direct.values()):
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        opened = [*self._files.items(), *self._direct.items()]
+        changed = [shard for shard, fd in opened if self._states[shard] not in (None, FileState.of(fd))]
+        for _, fd in opened:
             os.close(fd)
         self._files.clear()
         self._direct.clear()
+        self._states.clear()
+        if changed and kind is None:
+            raise CorruptCheckpoint(f"{changed[0]} was changed while it was read; start again")
 
     def read(self, tensor: StoredTensor, part: int | None = None) -> torch.Tensor:
         """The tensor's bytes, or those of its ``part``-th slice along the first dimension, as uint8.
@@ -99,8 +113,8 @@ class ShardReader:
         """
         offset, nbytes = place_of(tensor, part)
         data = torch.empty(nbytes, dtype=torch.uint8)
-        with _told_of(tensor):
-            _fill(self._file(tensor.shard), data.numpy().data, offset)
+        with self._told_of(tensor):
+            _fill(self._file(tensor), data.numpy().data, offset)
         return data
 
     def read_into(self, tensor: StoredTensor, part: int | None, buffer: memoryview) -> torch.Tensor:
@@ -110,34 +124,49 @@ class ShardReader:
         """
         offset, nbytes = place_of(tensor, part)
         skip = offset % PAGE_BYTES
-        with _told_of(tensor):
-            if not self._read_direct(tensor.shard, buffer, offset - skip, skip + nbytes):
-                _fill(self._file(tensor.shard), buffer[:nbytes], offset)
+        with self._told_of(tensor):
+            if not self._read_direct(tensor, buffer, offset - skip, skip + nbytes):
+                _fill(self._file(tensor), buffer[:nbytes], offset)
                 skip = 0
         if skip % _ALIGNMENT:
             buffer[:nbytes], skip = buffer[skip : skip + nbytes], 0
         return torch.from_numpy(np.frombuffer(buffer, np.uint8)[skip : skip + nbytes])
 
-    def _read_direct(self, shard: Path, buffer: memoryview, start: int, nbytes: int) -> bool:
+    def _read_direct(self, tensor: StoredTensor, buffer: memoryview, start: int, nbytes: int) -> bool:
         """False: it is to be read through the page cache. Raises OSError, EOFError, ValueError."""
-        if nbytes < _DIRECT_BYTES or is_cached(self._file(shard), start, nbytes):
+        if nbytes < _DIRECT_BYTES or is_cached(self._file(tensor), start, nbytes):
             return False
         try:
-            if (fd := self._direct_file(shard)) is None:
+            if (fd := self._direct_file(tensor.shard)) is None:
                 return False
             _fill_pages(fd, buffer, start, nbytes)
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
             with self._lock:
-                self._refused.add(shard)
+                self._refused.add(tensor.shard)
             return False
         return True
 
-    def _file(self, shard: Path) -> int:
+    @contextlib.contextmanager
+    def _told_of(self, tensor: StoredTensor) -> Iterator[None]:
+        """Errors name the tensor and its file, as CorruptCheckpoint. The reader's end does not tell of them again."""
+        try:
+            yield
+        except (EOFError, ValueError):  # a mapping past the file's end is a ValueError
+            self._states[tensor.shard] = None
+            raise CorruptCheckpoint(
+                f"{tensor.shard} ended within {tensor.name}: it was changed while it was read"
+            ) from None
+        except OSError as error:
+            raise unreadable(tensor.shard, error) from error
+
+    def _file(self, tensor: StoredTensor) -> int:
+        shard = tensor.shard
         with self._lock:
             if shard not in self._files:
                 self._files[shard] = os.open(shard, os.O_RDONLY | os.O_CLOEXEC)
+                self._states[shard] = tensor.state
             return self._files[shard]
 
     def _direct_file(self, shard: Path) -> int | None:
@@ -147,19 +176,6 @@ class ShardReader:
             if shard not in self._direct:
                 self._direct[shard] = os.open(shard, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
             return self._direct[shard]
-
-
-@contextlib.contextmanager
-def _told_of(tensor: StoredTensor) -> Iterator[None]:
-    """Errors name the tensor and its file, as CorruptCheckpoint."""
-    try:
-        yield
-    except (EOFError, ValueError):  # a mapping past the file's end is a ValueError
-        raise CorruptCheckpoint(
-            f"{tensor.shard} ended within {tensor.name}: it was changed while it was read"
-        ) from None
-    except OSError as error:
-        raise unreadable(tensor.shard, error) from error
 
 
 def _fill(fd: int, view: memoryview, offset: int) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from greenroom.checkpoints.safetensors_headers import StoredTensor, merge_headers, read_header, unreadable
 from greenroom.core.errors import CorruptCheckpoint, UnsupportedModel
+from greenroom.gguf.shards import hint_of_files
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -40,7 +41,9 @@ def stored_tensors(folder: Path, model: str) -> dict[str, StoredTensor]:
                 f"{model} has its weights as pickle (.bin) only, which can run code when it is loaded: convert it once "
                 "with transformers' save_pretrained on a machine where that may happen"
             )
-        raise CorruptCheckpoint(f"{model} has neither {WEIGHTS} nor {INDEX}; only safetensors are loaded")
+        raise CorruptCheckpoint(
+            f"{model} has neither {WEIGHTS} nor {INDEX}; only safetensors are loaded{hint_of_files(folder)}"
+        )
     weight_map = _weight_map(folder, model)
     shards = [folder / name for name in sorted(set(weight_map.values()))]
     missing = [shard.name for shard in shards if not shard.exists()]

@@ -57,6 +57,8 @@ def info(
     kv = "unknown" if summary.kv_bytes_per_token is None else f"{format_bytes(summary.kv_bytes_per_token)} a token"
     kept = describe_kept([summary.expert_format], experts_as)
     kept += " (--experts-as)" if kept else ""
+    if summary.stays_in_bfloat16:
+        kept = f", made of {summary.stays_in_bfloat16}, which they stay with --dtype bfloat16"
     dense = f", as {' and '.join(summary.dense_formats)} (--dense-as)" if summary.dense_formats else ""
     if summary.dense_may_be_less:
         dense = " at most: only the weights' headers say which of them are codes (--dense-as)"

@@ -8,11 +8,25 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from greenroom.core.errors import GreenroomError, InvalidConfig
 
 PARTIAL = ".partial"
 """The suffix of files that are not whole yet. A crash may leave such a file."""
+
+
+class FileState(NamedTuple):
+    """What tells a file from one that took its place, and from itself once it was written to."""
+
+    size: int
+    modified_ns: int
+
+    @staticmethod
+    def of(descriptor: int) -> FileState:
+        """Of an open file. Raises OSError."""
+        status = os.fstat(descriptor)
+        return FileState(status.st_size, status.st_mtime_ns)
 
 
 def write_whole(path: Path, data: bytes, *, durable: bool = False) -> None:

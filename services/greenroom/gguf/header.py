@@ -13,13 +13,14 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import numpy as np
 
 from greenroom.core.errors import CorruptCheckpoint, UnsupportedModel
+from greenroom.core.files import FileState
 from greenroom.core.units import MIB
 from greenroom.gguf.block_types import TYPES, BlockType
 from greenroom.gguf.metadata import Metadata
@@ -42,7 +43,7 @@ _LEAST_TENSOR: Final = 8 + 4 + 8 + 4 + 8
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
     """The place and the type of a tensor's numbers. ``shape``: the last dimension is the one that is contiguous, as in
-    torch; in the file it is the first."""
+    torch; in the file it is the first. ``state``: of the shard, when its header was read."""
 
     name: str
     shard: Path
@@ -50,6 +51,7 @@ class GgufTensor:
     shape: tuple[int, ...]
     offset: int
     nbytes: int
+    state: FileState | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +66,15 @@ def read_header(path: Path) -> GgufHeader:
     unreadable; UnsupportedModel for versions and types that are not known."""
     try:
         with path.open("rb") as file:
-            return _read(path, file, path.stat().st_size)
+            return _read(path, file, FileState.of(file.fileno()))
     except FileNotFoundError:
         raise CorruptCheckpoint(f"{path} is missing") from None
     except OSError as error:
         raise CorruptCheckpoint(f"{path} can not be read: {error.strerror or error}") from error
 
 
-def _read(path: Path, file: BinaryIO, size: int) -> GgufHeader:
+def _read(path: Path, file: BinaryIO, state: FileState) -> GgufHeader:
+    size = state.size
     reader = _Reader(path, file, size)
     if reader.bytes(4) != MAGIC:
         raise CorruptCheckpoint(f"{path} is no GGUF file: it does not begin with GGUF")
@@ -108,7 +111,7 @@ def _read(path: Path, file: BinaryIO, size: int) -> GgufHeader:
                 f"{path} ends within {name}: it has {size} bytes and needs {end + nbytes}, so it was truncated or not "
                 "fully downloaded"
             )
-        tensors[name] = GgufTensor(name, path, stored_as, shape, end, nbytes)
+        tensors[name] = GgufTensor(name, path, stored_as, shape, end, nbytes, state)
         end += -(-nbytes // alignment) * alignment
     return GgufHeader(path, metadata, tensors)
 

@@ -63,6 +63,12 @@ def shards_of(path: Path) -> list[Path]:
     return [path.with_name(f"{named['stem']}-{one:05}-of-{count:05}{SUFFIX}") for one in range(1, count + 1)]
 
 
+def hint_of_files(folder: Path) -> str:
+    """For an error about a folder that is no checkpoint: which of its GGUF files to name. Empty: it has none."""
+    files = sorted(folder.glob(f"*{SUFFIX}"))
+    return f"; to serve a GGUF file, name it: {files[0]}" if files else ""
+
+
 def _check_place(header: GgufHeader, number: int, count: int) -> None:
     said = header.metadata.count(_COUNT, 1, least=0) or 1  # older writers say 0 for one file
     if said != count:

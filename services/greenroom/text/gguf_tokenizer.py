@@ -32,6 +32,11 @@ _NAMED: Final = {
     "pad_token": "padding_token_id",
     "mask_token": "mask_token_id",
 }
+_ENDS: Final = frozenset(
+    ("<|im_end|>", "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>", "<|return|>", "<|call|>")
+)
+"""Control tokens that end an answer whether the file names them or not, as they do in llama.cpp. A file has room for
+three of them, and gpt-oss's names one: by `<|call|>` it ends where it calls a tool."""
 _MOST_MERGED: Final = 512
 """Characters of a token whose merges are sought; those of real vocabularies are far shorter."""
 
@@ -87,10 +92,17 @@ def gguf_text_files(path: Path) -> TextFiles:
 
 
 def end_token_ids(metadata: Metadata) -> tuple[int, ...]:
-    """The tokens that end an answer: of the text, of a turn and of a message. May be empty."""
+    """The tokens that end an answer: of the text, of a turn and of a message, those that the file names first. May be
+    empty."""
     keys = ("eos_token_id", "eot_token_id", "eom_token_id")
-    found = (metadata.count(f"tokenizer.ggml.{key}", None, least=0) for key in keys)
-    return tuple(dict.fromkeys(one for one in found if one is not None))
+    named = [metadata.count(f"tokenizer.ggml.{key}", None, least=0) for key in keys]
+    kinds = metadata.numbers("tokenizer.ggml.token_type", [])
+    spelled = [
+        number
+        for number, (token, kind) in enumerate(zip(metadata.texts("tokenizer.ggml.tokens", []), kinds, strict=False))
+        if kind == _CONTROL and token in _ENDS
+    ]
+    return tuple(dict.fromkeys(one for one in (*named, *spelled) if one is not None))
 
 
 def _text_files(metadata: Metadata, templates: Mapping[str, str]) -> TextFiles:

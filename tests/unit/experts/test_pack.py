@@ -16,6 +16,7 @@ import xxhash
 
 from greenroom.core.errors import PackDamaged, PackError
 from greenroom.experts.all_resident import ResidentExperts
+from greenroom.experts.pack.direct_io import page_aligned
 from greenroom.experts.pack.layout import PackLayer, PackManifest, RecordLayout
 from greenroom.experts.pack.pack_file import PackFile, PackWriter, is_marked_damaged
 
@@ -109,6 +110,24 @@ def test_a_pack_that_took_a_damaged_one_s_place_is_not_marked(path: Path) -> Non
     with pytest.raises(PackDamaged):
         old.verify()
     assert not is_marked_damaged(path)
+
+
+def test_a_record_is_checked_again_once_the_file_was_written_to(path: Path) -> None:
+    os.utime(path, ns=(0, 0))  # times are coarse, and this one is to differ from that of the write
+    pack = PackFile.open(path)
+    pack.verify()
+    assert pack.is_checked(0, 0)
+    offset = int(pack._geometry.offsets[0])
+    with path.open("r+b") as file:
+        file.seek(offset)
+        first = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([first ^ 1]))
+    record = page_aligned(LAYOUT.nbytes)
+    with pytest.raises(PackDamaged, match=r"expert 0 of .* was altered"):
+        pack.read_into(0, 0, record)
+    assert is_marked_damaged(path)
+    pack.close()
 
 
 def test_the_pack_of_another_model_is_refused(path: Path) -> None:

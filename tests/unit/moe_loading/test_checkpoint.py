@@ -348,6 +348,16 @@ def test_a_repository_with_one_file_of_weights(hub: FakeHub, folder: Path) -> No
     assert [shard.name for shard in resolve("someone/model").shards] == ["model.safetensors"]
 
 
+@pytest.mark.parametrize("has_config", [True, False])
+def test_a_repository_of_gguf_files_says_what_to_do(hub: FakeHub, folder: Path, has_config: bool) -> None:
+    for path in folder.iterdir():
+        if not (has_config and path.name == "config.json"):
+            path.unlink()
+    (folder / "model-Q4_K_M.gguf").write_bytes(b"GGUF")
+    with pytest.raises(CorruptCheckpoint, match=r"get one with `hf download someone/model-GGUF FILE\.gguf`"):
+        resolve("someone/model-GGUF")
+
+
 def test_what_is_not_served_is_refused_before_its_weights_are_downloaded(hub: FakeHub, folder: Path) -> None:
     edit_json(folder / "config.json", lambda config: config.update(quantization_config={"quant_method": "awq"}))
     with pytest.raises(UnsupportedModel, match="awq"):

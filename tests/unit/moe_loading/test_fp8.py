@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import Qwen3MoeConfig
 
-from greenroom.core.errors import CorruptCheckpoint, UnsupportedModel
+from greenroom.core.errors import CorruptCheckpoint, InvalidConfig, UnsupportedModel
 from greenroom.experts.pack.direct_io import page_aligned
 from greenroom.experts.pack.layout import ExpertWeights
 from greenroom.experts.pack.pack_file import PackFile
@@ -25,12 +25,12 @@ from greenroom.moe.loading.packing import ensure_pack
 from greenroom.moe.native.library import NativeUnavailable
 from greenroom.moe.native.rows import native_rows
 from greenroom.worker.model.checkpoint_summary import summarise
-from tests.fp8_checkpoints import KINDS, Tensors, dequantized, rewrite, to_fp8
+from tests.fp8_checkpoints import KINDS, LAYOUTS, Tensors, all_tensors, dequantized, rewrite, to_fp8
 from tests.random_checkpoints import EXPERTS, edit_json, save_random
 
 SIZES: dict[str, Any] = {"hidden_size": 160, "moe_intermediate_size": 144}
 """Of which neither is a multiple of a block."""
-STORED = {"blocks": FP8_BLOCKS, "compressed-blocks": FP8_BLOCKS}
+STORED = dict.fromkeys(("blocks", "compressed-blocks", "minimax", "powers"), FP8_BLOCKS)
 
 
 def stored_as(kind: str) -> ExpertFormat:
@@ -55,7 +55,7 @@ def expert_of(tensors: Tensors, layer: int, expert: int) -> tuple[torch.Tensor, 
 
 
 @pytest.mark.parametrize("scales", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *LAYOUTS])
 def test_records_mean_what_transformers_makes(kind: str, scales: torch.dtype, numbers: Path, tmp_path: Path) -> None:
     checkpoint = resolve(str(to_fp8(numbers, tmp_path / "model", kind, scales=scales)))
     theirs = dequantized(checkpoint.folder, torch.bfloat16)
@@ -79,7 +79,7 @@ def record_of(pack: PackFile, layer: int, expert: int) -> ExpertWeights:
     return layout.views(torch.frombuffer(record, dtype=torch.uint8))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *LAYOUTS])
 def test_dense_layers_are_what_transformers_makes(kind: str, numbers: Path, tmp_path: Path) -> None:
     folder = to_fp8(numbers, tmp_path / "model", kind)
     theirs = dequantized(folder, torch.bfloat16)
@@ -299,3 +299,64 @@ def test_mixtral_names_its_projections_otherwise(tmp_path: Path) -> None:
     assert torch.equal(made[0], torch.cat([theirs[f"{prefix}.w1.weight"], theirs[f"{prefix}.w3.weight"]]))
     assert torch.equal(made[1], theirs[f"{prefix}.w2.weight"])
     pack.close()
+
+
+def test_a_power_that_is_no_number_is_refused(numbers: Path, tmp_path: Path) -> None:
+    folder = rewrite(
+        to_fp8(numbers, tmp_path / "model", "powers"), lambda tensors: tensors[SCALE].view(torch.uint8)[0, 1].fill_(255)
+    )
+    with pytest.raises(
+        CorruptCheckpoint, match=rf"{SCALE} in .*model\.safetensors: expert 3 has a scale that is no number"
+    ):
+        ensure_pack(resolve(str(folder)), cache_dir=tmp_path)
+
+
+LEFT_OUT: dict[str, dict[str, Any]] = {
+    "blocks": {"modules_to_not_convert": ["lm_head", "model.layers.1.mlp.experts"]},
+    "autofp8": {"ignored_layers": ["lm_head", "model.layers.1.mlp.experts"]},
+    "compressed-channels": {"ignore": ["lm_head", r"re:.*layers\.1\.mlp\.experts\.\d+\.\w+_proj$"]},
+}
+"""By kind, what says in ``quantization_config`` that the experts of a layer are numbers."""
+
+
+@pytest.mark.parametrize("kind", LEFT_OUT)
+def test_experts_that_are_left_out_are_numbers_and_so_all_become_numbers(
+    kind: str, numbers: Path, tmp_path: Path
+) -> None:
+    folder = to_fp8(numbers, tmp_path / "model", kind)
+    plain = {name: value for name, value in all_tensors(numbers).items() if ".layers.1.mlp.experts." in name}
+    theirs = dequantized(folder, torch.bfloat16) | plain
+
+    def change(tensors: Tensors) -> None:
+        for name in [name for name in tensors if ".layers.1.mlp.experts." in name]:
+            del tensors[name]
+        tensors.update(plain)
+
+    rewrite(folder, change)
+    with pytest.raises(CorruptCheckpoint, match=r"experts\.0\.\w+\.weight in .* is stored as BF16, and the config"):
+        ExpertPlan(resolve(str(folder)), torch.bfloat16)
+    edit_json(folder / "config.json", lambda config: config["quantization_config"].update(LEFT_OUT[kind]))
+    checkpoint = resolve(str(folder))
+    assert kept_format(checkpoint) is PLAIN_FORMAT
+    with pytest.raises(InvalidConfig, match=r"layers\.1\.mlp\.experts.* is stored as numbers, and others are not"):
+        kept_format(checkpoint, experts_as="stored")
+    pack = PackFile.open(ensure_pack(checkpoint, cache_dir=tmp_path))
+    for layer in (0, 1):
+        for ours, expected in zip(record_of(pack, layer, 3), expert_of(theirs, layer, 3), strict=True):
+            assert torch.equal(ours, expected)
+    pack.close()
+    load(checkpoint)
+
+
+def test_numbers_of_a_layer_behind_the_last_do_not_expand_the_others(blocks: Path) -> None:
+    """As in checkpoints whose layer that predicts several tokens ahead was not quantised."""
+
+    def change(tensors: Tensors) -> None:
+        for name in [name for name in tensors if name.startswith("model.layers.2.") and not name.endswith("_inv")]:
+            tensors[name.replace(".2.", ".3.", 1)] = tensors[name].to(torch.bfloat16, copy=True)
+        tensors["model.layers.3.eh_proj.weight"] = torch.zeros(160, 320, dtype=torch.bfloat16)
+
+    checkpoint = resolve(str(rewrite(blocks, change)))
+    assert checkpoint.config.num_hidden_layers == 3
+    assert kept_format(checkpoint, experts_as="stored") is FP8_BLOCKS
+    assert ExpertPlan(checkpoint, torch.bfloat16, FP8_BLOCKS).format_of("model.layers.2.mlp.experts") is FP8_BLOCKS

@@ -146,6 +146,9 @@ def test_a_folder_of_gguf_files_names_one_of_them(folders: Folders, tmp_path: Pa
     path = checkpoints.save_gguf(folders.get("olmoe"), tmp_path / "model.gguf")
     with pytest.raises(Corrupt, match=f"to serve a GGUF file, name it: {path}"):
         resolve(str(tmp_path))
+    shutil.copy(folders.get("olmoe") / "config.json", tmp_path)
+    with pytest.raises(Corrupt, match=f"only safetensors are loaded; to serve a GGUF file, name it: {path}"):
+        resolve(str(tmp_path))
     other = path.rename(tmp_path / "model.bin")
     with pytest.raises(InvalidConfig, match="no GGUF file by its name"):
         resolve(str(other))

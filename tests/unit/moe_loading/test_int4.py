@@ -238,6 +238,11 @@ BROKEN: dict[str, tuple[str, Callable[[Tensors], Any], str]] = {
         lambda t: t.update({"model.layers.0.self_attn.q_proj.bias": torch.ones(32).half()}),
         r"self_attn\.q_proj\.bias in .* is not zero, and the model has no such bias",
     ),
+    "zero points of symmetric codes": (
+        "packed",
+        lambda t: t.update({f"{OWN}.weight_zero_point": torch.ones(64, 2, dtype=torch.int8)}),
+        rf"{OWN}\.weight_zero_point in .* is not zero, and by quantization_config codes are symmetric",
+    ),
 }  # fmt: skip
 
 
@@ -262,6 +267,15 @@ def test_biases_of_zeros_are_left_out(plain: Path, tmp_path: Path) -> None:
         lambda t: t.update(
             {f"{OWN}.bias": torch.zeros(64).half(), "model.layers.0.self_attn.q_proj.bias": torch.zeros(32)}
         ),
+    )
+    load(resolve(str(folder)))
+
+
+def test_zero_points_of_zeros_are_left_out(plain: Path, tmp_path: Path) -> None:
+    """compressed-tensors once wrote them for symmetric codes, too."""
+    folder = rewrite(
+        save_int4(plain, tmp_path / "model", KINDS["packed"]),
+        lambda t: t.update({f"{OWN}.weight_zero_point": torch.zeros(64, 2, dtype=torch.int8)}),
     )
     load(resolve(str(folder)))
 
@@ -401,6 +415,13 @@ def test_experts_that_are_left_out_are_taken_as_numbers(what: str, plain: Path, 
         kept_format(checkpoint, experts_as="stored")
     records = ScriptedExperts.at(ensure_pack(checkpoint, cache_dir=tmp_path))._weights
     assert all(torch.equal(record[1], own) for record, own in zip(records[1], numbers, strict=True))
+
+
+def test_numbers_of_a_layer_behind_the_last_do_not_expand_the_others(plain: Path, tmp_path: Path) -> None:
+    """As where the layer that predicts several tokens ahead was not quantised."""
+    ahead = {f"model.layers.3.{name}.weight": torch.zeros(64, 64) for name in ("mlp.experts.0.up_proj", "eh_proj")}
+    folder = rewrite(save_int4(plain, tmp_path / "model", KINDS["awq"]), lambda tensors: tensors.update(ahead))
+    assert kept_format(resolve(str(folder)), experts_as="stored").name == "int4"
 
 
 STORED = [name for name in KINDS if name not in ("packed-small-groups", "packed-float-scales")]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import logging
 import os
@@ -26,6 +27,7 @@ from greenroom.experts.pack.pack_file import PackFile, PackWriter
 from greenroom.moe.loading import packing
 from greenroom.moe.loading.checkpoint import resolve
 from greenroom.moe.loading.conversion import ExpertPlan
+from greenroom.moe.loading.load_model import load
 from greenroom.moe.loading.packing import MoePackSource, ensure_pack
 from tests.random_checkpoints import save_random
 from tests.unit.experts.refused_locks import first_refusal
@@ -237,6 +239,37 @@ def test_a_checkpoint_that_changes_while_it_is_packed_is_refused(
     assert leftovers(cache) == []
 
 
+def replaced(shard: Path) -> None:
+    """As by a download of a newer revision: the tensors are the same ones, at other places."""
+    tensors = load_file(shard)
+    name = next(iter(tensors))
+    save_file(tensors | {name: tensors[name].float()}, shard.with_name("new"), metadata={"format": "pt"})
+    shard.with_name("new").rename(shard)
+
+
+def written_into(shard: Path) -> None:
+    with shard.open("r+b") as file:
+        file.seek(-4, os.SEEK_END)
+        file.write(b"1234")
+
+
+@pytest.mark.parametrize("change", [replaced, written_into])
+@pytest.mark.parametrize("part", ["experts", "lm_head"])
+def test_a_checkpoint_that_changes_since_it_was_resolved_is_refused(
+    folder: Path, cache: Path, part: str, change: Callable[[Path], None]
+) -> None:
+    """Its headers were read then, and say where its tensors lay."""
+    shards = sorted(folder.glob("*.safetensors"))
+    for shard in shards:
+        os.utime(shard, ns=(0, 0))  # times are coarse, and this one is to differ from that of the change
+    checkpoint = resolve(str(folder))
+    change(next(shard for shard in shards if any(part in name for name in load_file(shard))))
+    with pytest.raises(CorruptCheckpoint, match=r"model-.*\.safetensors was changed while it was read; start again"):
+        (ensure_pack(checkpoint, cache_dir=cache) if part == "experts" else load(checkpoint))
+    assert leftovers(cache) == []
+    assert not list(cache.glob("digests/*")), "the next start is to read the weights"
+
+
 def test_a_disk_that_is_too_small_is_found_out_first(
     folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,6 +317,24 @@ def test_a_disk_that_fills_up_meanwhile(folder: Path, tiny_disk: Path, monkeypat
     with pytest.raises(PackError, match=r"No space left on device"):
         pack(folder, tiny_disk / "cache")
     assert leftovers(tiny_disk / "cache") == []
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_disk_without_room_for_the_digest(
+    folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, known: bool
+) -> None:
+    """The pack took the last of it. It is served all the same."""
+    found = pack(folder, cache) if known else None
+    shutil.rmtree(cache / "digests", ignore_errors=True)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(pack_cache, "write_whole", full)
+    path = pack(folder, cache)
+    assert found in (None, path)
+    PackFile.open(path).verify()
+    assert "the weights were read to know that" in caplog.text
 
 
 class Killed(BaseException):

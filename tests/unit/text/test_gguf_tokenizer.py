@@ -192,6 +192,17 @@ def test_chat_templates_sampling_and_ends(tmp_path: Path) -> None:
         read_sampling_defaults(written(tmp_path / "bad.gguf", {"general.sampling.temp": -3.0}))
 
 
+def test_control_tokens_that_end_an_answer_by_their_spelling(tmp_path: Path) -> None:
+    """gpt-oss's file names the first of these; its folder says the first three."""
+    tokens = ["a", "<|return|>", "<|call|>", "<|endoftext|>", "<|end|>", "<|im_end|>"]
+    control, normal = int(gguf.TokenType.CONTROL), int(gguf.TokenType.NORMAL)
+    keys = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": [normal, *[control] * 4, normal]}
+    named = written(tmp_path / "a.gguf", keys | {"tokenizer.ggml.eos_token_id": 3})
+    assert end_token_ids(read_gguf(named).metadata) == (3, 1, 2)
+    assert end_token_ids(read_gguf(written(tmp_path / "b.gguf", keys)).metadata) == (1, 2, 3)
+    assert end_token_ids(read_gguf(written(tmp_path / "c.gguf", {})).metadata) == ()
+
+
 def test_the_digest_follows_what_text_becomes(tmp_path: Path) -> None:
     folder = small_tokenizers.write_chat(tmp_path / "folder")
     one = text_digest(of_folder(folder, tmp_path / "a.gguf", "gpt-2"))

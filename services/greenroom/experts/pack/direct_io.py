@@ -133,6 +133,10 @@ class DirectFile:
         start = offset // PAGE_BYTES * PAGE_BYTES
         return self.read(start, offset - start + nbytes)[offset - start :][:nbytes]
 
+    def modified_ns(self) -> int:
+        """When it was last written to."""
+        return os.fstat(self._fd).st_mtime_ns
+
     def is_at(self, path: Path) -> bool:
         """Whether ``path`` still names this file, and not one that has replaced it. Raises OSError."""
         return os.path.samestat(os.fstat(self._fd), path.stat())

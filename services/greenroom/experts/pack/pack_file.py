@@ -206,7 +206,8 @@ class PackWriter:
 
 
 class PackFile:
-    """An open pack. Reads are thread-safe. Each record is compared with its checksum when it is first read."""
+    """An open pack. Reads are thread-safe. Each record is compared with its checksum when it is first read, and
+    each time once the file was written to."""
 
     def __init__(self, path: Path, file: DirectFile, manifest: PackManifest, geometry: _Geometry) -> None:
         self.path = path
@@ -215,6 +216,7 @@ class PackFile:
         self._geometry = geometry
         self._checksums: NDArray[np.uint64] = np.zeros(0, dtype=np.uint64)
         self._checked = np.zeros(manifest.experts, dtype=bool)
+        self._modified_ns = file.modified_ns()
 
     @classmethod
     def open(cls, path: Path, expected: PackManifest | None = None) -> PackFile:
@@ -297,11 +299,12 @@ class PackFile:
         self._file.read_into(int(self._geometry.offsets[self._geometry.number(layer, expert)]) + start, *pieces)
 
     def is_checked(self, layer: int, expert: int) -> bool:
-        """Whether ``check`` has found the record to be what was stored."""
-        return bool(self._checked[self._geometry.number(layer, expert)])
+        """Whether ``check`` has found the record to be what was stored, and the file is as it was opened."""
+        number = self._geometry.number(layer, expert)
+        return bool(self._checked[number]) and self._file.modified_ns() == self._modified_ns
 
     def check(self, layer: int, expert: int, record: memoryview) -> None:
-        """Compare the whole record with its checksum, unless that was done before.
+        """Compare the whole record with its checksum, unless that was done and the file is as it was opened.
 
         Raises PackDamaged if they differ. It then marks the pack as damaged for the next start (``is_marked_damaged``),
         unless another pack has replaced it.
@@ -310,9 +313,9 @@ class PackFile:
 
     def check_pieces(self, layer: int, expert: int, pieces: Sequence[memoryview]) -> None:
         """As ``check``, of a record that lies in ``pieces``."""
-        number = self._geometry.number(layer, expert)
-        if self._checked[number]:
+        if self.is_checked(layer, expert):
             return
+        number = self._geometry.number(layer, expert)
         if _checksum(*pieces) != int(self._checksums[number]):
             with contextlib.suppress(OSError):
                 if self._file.is_at(self.path):

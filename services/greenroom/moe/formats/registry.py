@@ -42,6 +42,9 @@ _BY_METHOD: Final[dict[str, Callable[[Mapping[str, Any]], Shipped]]] = {
 """By the quantisation method that a configuration names, from its settings. They raise NotServed."""
 
 
+_LAYER: Final = re.compile(r"\blayers\.(\d+)\.")
+
+
 def format_named(name: str) -> ExpertFormat:
     """Raises UnknownName."""
     if name not in FORMATS:
@@ -70,4 +73,14 @@ def shipped(config: Any, tensors: Mapping[str, StoredTensor]) -> Shipped:
     """As ``shipped_of``, of a configuration of transformers that was not refused when it was read. ``tensors``: of the
     checkpoint, none if there is only its configuration."""
     found = shipped_of(settings_of(config)) or Shipped(PLAIN_FORMAT)
-    return found if found.of_tensors is None else found.of_tensors(tensors)
+    return found if found.of_tensors is None else found.of_tensors(_of_its_layers(config, tensors))
+
+
+def _of_its_layers(config: Any, tensors: Mapping[str, StoredTensor]) -> Mapping[str, StoredTensor]:
+    """Without those of layers behind the last one, such as one that predicts several tokens ahead: they are left out,
+    and may be numbers where the others are codes."""
+    layers = getattr(config.get_text_config(), "num_hidden_layers", None)
+    if not isinstance(layers, int):
+        return tensors
+    numbers = ((name, _LAYER.search(name)) for name in tensors)
+    return {name: tensors[name] for name, number in numbers if number is None or int(number[1]) < layers}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,14 +63,15 @@ def resolve(
         return _of_gguf(model, own) if own.is_file() else _checked(model, own, _read_config(own, model))
     offline = offline or huggingface_hub.is_offline_mode()
     folder = download(model, revision, offline, cache_dir, SMALL_FILES)
-    config = _read_config(folder, model)
-    # of the same commit, even after a push
-    folder = download(model, folder.name, offline, cache_dir, weight_names(folder, model))
-    try:
-        return _checked(model, folder, config)
-    except CorruptCheckpoint as error:
-        hint = "; the cache does not have all of it, so run once without offline mode" if offline else ""
-        raise CorruptCheckpoint(f"{error}{hint}") from error
+    with _told_of_repository(model):
+        config = _read_config(folder, model)
+        # of the same commit, even after a push
+        folder = download(model, folder.name, offline, cache_dir, weight_names(folder, model))
+        try:
+            return _checked(model, folder, config)
+        except CorruptCheckpoint as error:
+            hint = "; the cache does not have all of it, so run once without offline mode" if offline else ""
+            raise CorruptCheckpoint(f"{error}{hint}") from error
 
 
 def resolve_config(
@@ -87,9 +89,24 @@ def resolve_config(
         alone = not any(path.suffix in (".safetensors", ".bin") for path in listed(own))
         return Checkpoint(model, own, config, {}) if alone else _checked(model, own, config)
     folder = download(model, revision, offline or huggingface_hub.is_offline_mode(), cache_dir, SMALL_FILES)
-    config = _read_config(folder, model)
-    cached = all((folder / name).exists() for name in weight_names(folder, model))
-    return _checked(model, folder, config) if cached else Checkpoint(model, folder, config, {})
+    with _told_of_repository(model):
+        config = _read_config(folder, model)
+        cached = all((folder / name).exists() for name in weight_names(folder, model))
+        return _checked(model, folder, config) if cached else Checkpoint(model, folder, config, {})
+
+
+@contextlib.contextmanager
+def _told_of_repository(model: str) -> Iterator[None]:
+    """Errors say what to do about a repository of GGUF files, of which nothing but the name tells."""
+    try:
+        yield
+    except CorruptCheckpoint as error:
+        if "gguf" not in model.lower():
+            raise
+        raise CorruptCheckpoint(
+            f"{error}; a repository is not searched for GGUF files: get one with `hf download {model} FILE.gguf` and "
+            "name it"
+        ) from error
 
 
 def _read_config(folder: Path, model: str) -> Any:

@@ -145,8 +145,8 @@ class ExpertPlan:
 
     ``dense``: the tensors of everything else, by the names that transformers loads them by. ``dense_in_parts``: its
     matrices that are stored in parts, by the name of the tensor that they make. ``dense_stored``: matrices that stay as
-    they are stored, by the path of their linear layer; they are in neither of these. ``unused_biases``: of linear
-    layers in parts that the model has no bias for; older tools write zeros there.
+    they are stored, by the path of their linear layer; they are in neither of these. ``unused``: of matrices
+    in parts, biases that the model has no place for and zero points of symmetric codes; older tools write zeros there.
 
     Reads no weights. Raises UnsupportedModel for a mapping that can not be applied expert by expert, and
     CorruptCheckpoint if tensors are missing or do not have the shapes that the configuration says.
@@ -184,7 +184,7 @@ class ExpertPlan:
         self._numbers_of = {layer.name: number for number, layer in enumerate(self.layers)}
         self.dense: dict[str, StoredTensor] = {}
         self.dense_in_parts: dict[str, dict[str, StoredTensor]] = {}
-        self.unused_biases: list[StoredTensor] = []
+        self.unused: list[StoredTensor] = []
         self._unconverted: dict[str, str] = {}  # a dense tensor's name in the checkpoint, by its name in the model
         self.recipes = self._recipes()
         stays = dense_as_stored and (dense_required or family_of(checkpoint.config).proven)
@@ -366,7 +366,7 @@ class ExpertPlan:
         for name, parts in in_parts.items():
             self._check_parts(name, parts)
         self._refuse_orders(unplaced)
-        self.unused_biases = [self.checkpoint.tensors[key] for key in unplaced if self._is_of_parts(key)]
+        self.unused = [self.checkpoint.tensors[key] for key in unplaced if self._is_of_parts(key)]
         ignored = getattr(self._model, "_keys_to_ignore_on_load_unexpected", None) or ()
         _refuse_more_layers(
             self.checkpoint.tensors.keys() - unplaced,
@@ -408,10 +408,10 @@ class ExpertPlan:
         return f"{module}.weight", last
 
     def _is_of_parts(self, key: str) -> bool:
-        """Whether it is the bias of a linear layer that is stored in parts."""
+        """Whether it is the bias, or the zero points, of a matrix that is stored in parts."""
         module, _, last = key.rpartition(".")
         return (
-            last == "bias"
+            last in ("bias", "weight_zero_point")
             and self.storage is not None
             and f"{module}.{self.storage.parts[0]}" in self.checkpoint.tensors
         )

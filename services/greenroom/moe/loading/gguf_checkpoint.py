@@ -110,6 +110,7 @@ def _stored(tensor: GgufTensor, shape: tuple[int, ...]) -> StoredTensor:
     return StoredTensor(
         *(tensor.name, tensor.shard, kind.name, shape, tensor.offset, tensor.nbytes),
         block=None if kind.is_plain else kind,
+        state=tensor.state,
     )
 
 

@@ -85,6 +85,24 @@ def kept_format(
     return PLAIN_FORMAT if found.why_expanded or faster is None else _where_fast(checkpoint, faster)
 
 
+def stays_in_bfloat16(
+    checkpoint: Checkpoint,
+    dtype: str = "auto",
+    experts_as: str = "auto",
+    *,
+    products: str = "auto",
+    device: str = "cpu",
+) -> ExpertFormat | None:
+    """The format in which experts would stay as they are stored if the dtype, which nobody has chosen, were bfloat16.
+    None: they do stay, or would not then either. Most GPTQ and AWQ checkpoints say that they are float16."""
+    if (dtype, experts_as) != ("auto", "auto") or _shipped(checkpoint).format is PLAIN_FORMAT:
+        return None
+    if resolve_dtype(checkpoint) is torch.bfloat16:
+        return None
+    kept = kept_format(checkpoint, "bfloat16", products=products, device=device)
+    return None if kept is PLAIN_FORMAT else kept
+
+
 def of_same_numbers(checkpoint: Checkpoint, dtype: str = "auto") -> list[ExpertFormat]:
     """Formats that "auto" chooses from on one processor or another. Records of each mean the same numbers."""
     found = _shipped(checkpoint)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from greenroom.core.errors import PackError
 from greenroom.moe.formats.expert_format import ExpertFormat
 from greenroom.moe.loading.checkpoint import Checkpoint
-from greenroom.moe.loading.kept_format import kept_format, of_same_numbers
+from greenroom.moe.loading.kept_format import kept_format, of_same_numbers, stays_in_bfloat16
 from greenroom.moe.loading.packing import ensure_pack
 
 log = logging.getLogger(__name__)
@@ -41,6 +41,12 @@ def kept_pack(
     another format, and be read-only, or its disk full. That pack is taken then, with a warning.
     """
     kept = kept_format(checkpoint, dtype, experts_as, products=products, device=device)
+    stored = stays_in_bfloat16(checkpoint, dtype, experts_as, products=products, device=device)
+    if stored is not None:
+        log.warning(
+            "experts are stored as %s, and numbers of %s are made of them, which take several times the memory: with "
+            "--dtype bfloat16 they stay as they are", stored.name, checkpoint.stored_dtype
+        )  # fmt: skip
     try:
         path = ensure_pack(checkpoint, dtype, cache_dir, progress=progress, force=force, expert_format=kept)
         return KeptPack(path, kept)

@@ -120,9 +120,11 @@ def _linear(weight: torch.Tensor, bias: nn.Parameter | None) -> nn.Linear:
 def _dense_weights(plan: ExpertPlan) -> dict[str, torch.Tensor]:
     """Matrices that are stored in parts become numbers of the model's dtype."""
     with ShardReader() as reader:
-        for bias in plan.unused_biases:
-            if bool(typed(reader.read(bias), bias).any()):
-                raise CorruptCheckpoint(f"{bias.name} in {bias.shard} is not zero, and the model has no such bias")
+        for one in plan.unused:
+            if bool(typed(reader.read(one), one, codes=True).any()):
+                is_bias = one.name.endswith(".bias")
+                why = "the model has no such bias" if is_bias else "by quantization_config codes are symmetric"
+                raise CorruptCheckpoint(f"{one.name} in {one.shard} is not zero, and {why}")
         dense = {name: _dense(reader, plan, name, stored) for name, stored in plan.dense.items()}
         for name, parts in plan.dense_in_parts.items():
             assert plan.storage is not None

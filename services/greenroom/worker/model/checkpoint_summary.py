@@ -13,7 +13,7 @@ from greenroom.moe.formats.registry import shipped
 from greenroom.moe.forward.ragged_probe import kv_layout_of
 from greenroom.moe.loading.checkpoint import Checkpoint
 from greenroom.moe.loading.conversion import ExpertPlan
-from greenroom.moe.loading.kept_format import keeps_dense, kept_format
+from greenroom.moe.loading.kept_format import keeps_dense, kept_format, stays_in_bfloat16
 from greenroom.moe.loading.packing import resolve_dtype
 from greenroom.policies.base.expert_keys import Catalogue
 from greenroom.policies.base.slot_sizes import SlotSizes
@@ -30,6 +30,8 @@ class Summary:
     numbers of ``dtype``. ``dense_formats``: of linear layers outside them that stay as they are stored, as far as there
     are headers of weights to say so. ``dense_may_be_less``: ``dense_bytes`` counts numbers, and some of these layers
     may be codes. No configuration says for sure which ones: DeepSeek-V3's names none, and its head is numbers.
+    ``stays_in_bfloat16``: the format in which experts would stay as they are stored with that dtype. Empty: they do, or
+    would not.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Summary:
     expert_format: str = PLAIN
     dense_formats: tuple[str, ...] = ()
     dense_may_be_less: bool = False
+    stays_in_bfloat16: str = ""
 
     @property
     def experts(self) -> int:
@@ -96,6 +99,7 @@ def summarise(
     """
     kept = resolve_dtype(checkpoint, dtype)
     expert_format = kept_format(checkpoint, dtype, experts_as, products=products, device=device)
+    would_stay = stays_in_bfloat16(checkpoint, dtype, experts_as, products=products, device=device)
     dense_stays = keeps_dense(kept, dense_as, products=products, device=device)
     plan = None
     if checkpoint.tensors:
@@ -148,4 +152,5 @@ def summarise(
         expert_format=expert_format.name,
         dense_formats=() if plan is None else plan.dense_formats,
         dense_may_be_less=plan is None and dense_stays and found.storage is not None,
+        stays_in_bfloat16="" if would_stay is None else would_stay.name,
     )

@@ -14,8 +14,7 @@ that multiplies.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -37,7 +36,7 @@ from greenroom.moe.formats.int4.matrix import (
     unpacked,
 )
 from greenroom.moe.formats.int4.record import Int4, codes_of
-from greenroom.moe.formats.int4.settings import group_size, names
+from greenroom.moe.formats.int4.settings import group_size
 from greenroom.moe.formats.stored_matrix import NotServed, Shipped
 
 _ORDERED: Final = {"group": True, "dynamic": True, "weight": False, "static": False}
@@ -112,7 +111,9 @@ class PackQuantizedStorage:
         return parts[-1] if self.ordered and not bool((parts[-1] == -1).all()) else None
 
 
-def pack_quantized(settings: Mapping[str, Any], scheme: Mapping[str, Any]) -> Shipped:
+def pack_quantized(
+    settings: Mapping[str, Any], scheme: Mapping[str, Any], leaves_out: Callable[[str], bool]
+) -> Shipped:
     """``scheme``: the one that compressed-tensors' ``settings`` have for all weights. Raises NotServed for any but
     codes of 4 bits with scales of groups or of outputs, and where more than the weights is quantised."""
     groups = settings["config_groups"].values()
@@ -133,14 +134,8 @@ def pack_quantized(settings: Mapping[str, Any], scheme: Mapping[str, Any]) -> Sh
         symmetric=bool(scheme.get("symmetric", True)),
         ordered=_is_ordered(scheme.get("actorder")),
     )
-    ignored = names(settings.get("ignore"))
-    excluded = [re.compile(name.removeprefix("re:")) for name in ignored if name.startswith("re:")]
     kept = Int4(storage.group_size, zeros=not storage.symmetric, ordered=storage.ordered)
-    return kept.shipped(
-        storage,
-        "weight_scale",
-        lambda module: module in ignored or any(rule.match(module) for rule in excluded),
-    )
+    return kept.shipped(storage, "weight_scale", leaves_out)
 
 
 def _is_ordered(said: object) -> bool:
