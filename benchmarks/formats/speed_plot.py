@@ -30,8 +30,8 @@ def _panel(panel: Any, rows: Sequence[Row]) -> None:
         for system, line in ((name, "-"), (BF16, ":")):
             own = sorted((row for row in rows if row.model == name and row.system == system), key=expert_memory)
             speeds = [(expert_memory(row) / MIB, speed) for row in own if (speed := spread_json(row.tokens_per_s))]
-            label = name if system == name else f"the same in {BF16}"
-            style = {**style_of(place), "linestyle": line, "label": f"{name}, {label}" if line == ":" else label}
+            label = name if system == name else f"{name} in {BF16}"
+            style = {**style_of(place), "linestyle": line, "label": label}
             curve(panel, [at for at, _ in speeds], [speed for _, speed in speeds], **style)
     panel.set(xlabel="memory for experts (MiB)", ylabel="tokens/s", xlim=(0, None), ylim=(0, None))
     tidy(panel)
