@@ -376,7 +376,7 @@ def row_of(
 ) -> dict[str, Any]:
     """``beside``: seconds of the same by another build's library."""
 
-    def over(others: list[float]) -> dict[str, float]:
+    def over(others: list[float]) -> dict[str, float] | None:
         return spread_json(Spread.of([other / own for own, other in zip(seconds, others, strict=True)]), 2)
 
     return {
