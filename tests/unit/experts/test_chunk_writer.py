@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from greenroom.experts.pack import chunk_writer
 from greenroom.experts.pack.chunk_writer import THREADS, ChunkWriter
 from tests.no_direct_io import refuse_direct_io
 
@@ -123,6 +124,47 @@ def test_a_failed_write_is_told_and_stays_told(writer: ChunkWriter, monkeypatch:
     for call in (write_many, write_many, writer.flush, lambda: writer.seek(0), writer.flush):
         with pytest.raises(OSError, match="Input/output error"):
             call()
+
+
+def test_the_disk_syncs_while_more_is_written(writer: ChunkWriter, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunk_writer, "SYNC_BYTES", 4 * CHUNK)
+    original, begun, go_on = os.fdatasync, threading.Event(), threading.Event()
+
+    def fdatasync(fd: int) -> None:
+        begun.set()
+        assert go_on.wait(60)
+        original(fd)
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    written = drawn(20 * CHUNK)
+    writer.append(written)
+    assert begun.wait(60), "all was taken, though no sync has ended"
+    go_on.set()
+    writer.flush()
+    assert path.read_bytes() == written.tobytes()
+
+
+def test_a_failed_sync_is_told_and_stays_told(writer: ChunkWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel tells it once: the sync at the end would be told that all is well."""
+    monkeypatch.setattr(chunk_writer, "SYNC_BYTES", 4 * CHUNK)
+    told = []
+
+    def fdatasync(fd: int) -> None:
+        told.append(fd)
+        if len(told) == 1:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+
+    def write_and_flush() -> None:
+        for _ in range(20):
+            writer.append(drawn(CHUNK))
+        writer.flush()
+
+    for call in (write_and_flush, writer.flush, write_and_flush):
+        with pytest.raises(OSError, match="Input/output error"):
+            call()
+    assert len(told) == 1
 
 
 def test_closing_waits_for_what_is_under_way(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
