@@ -15,7 +15,6 @@ from greenroom.core.errors import InvalidConfig, UnknownName
 from greenroom.core.messages import ModelCard
 from greenroom.core.model_profile import ModelProfile
 from greenroom.core.units import MIB
-from greenroom.fabric.announced_server import ServedEndpoint
 from greenroom.fabric.lifecycle import Entered, Part, Service
 from greenroom.fabric.log import Log
 from greenroom.fabric.log.memory.memory_log import MemoryBroker, MemoryLog
@@ -27,7 +26,7 @@ from greenroom.gateway import Gateway, GatewayConfig
 from greenroom.gateway.pipeline.config import PipelineConfig
 from greenroom.gateway.pipeline.metrics import PipelineCollector
 from greenroom.gateway.pipeline.pipeline import Pipeline
-from greenroom.gateway.service import GatewayService
+from greenroom.gateway.service import GatewayService, tokens_endpoint
 from greenroom.predictor import PredictorConfig, PredictorMetrics, PredictorService
 from greenroom.predictor.process import predictor_parts
 from greenroom.scheduler.config import PoolConfig, SchedulerConfig
@@ -187,5 +186,5 @@ def embedded_parts(
         predictor = PredictorService(learning, log, PredictorMetrics(registry))
         endpoint = LocalEndpoint(dialer, "predictor")
         parts += predictor_parts(predictor, learning, log, endpoint, f"predictor.{name}")
-    tokens = ServedEndpoint("tokens", LocalEndpoint(dialer, "gateway"), [pipeline.tokens], owner=pipeline)
+    tokens = tokens_endpoint(pipeline, LocalEndpoint(dialer, "gateway"))
     return gateway, [*parts, tokens, pipeline, gateway]

@@ -62,7 +62,6 @@ def gateway(model: str | None, revision: str | None, offline: bool, coe: bool, p
     """
     from greenroom.cli.service_process import live
     from greenroom.core.errors import InvalidConfig
-    from greenroom.fabric.announced_server import ServedEndpoint
     from greenroom.fabric.lifecycle import Entered
     from greenroom.fabric.members import Directory
     from greenroom.fabric.members.metrics import MembersCollector
@@ -70,7 +69,7 @@ def gateway(model: str | None, revision: str | None, offline: bool, coe: bool, p
     from greenroom.gateway.pipeline.config import PipelineConfig
     from greenroom.gateway.pipeline.metrics import PipelineCollector
     from greenroom.gateway.pipeline.pipeline import Pipeline
-    from greenroom.gateway.service import GatewayService
+    from greenroom.gateway.service import GatewayService, tokens_endpoint
     from greenroom.text import TextProcessor
     from greenroom.text.digest import text_digest
     from greenroom.text.hub import hub_id, model_folder
@@ -101,7 +100,7 @@ def gateway(model: str | None, revision: str | None, offline: bool, coe: bool, p
             text_digest=digest,
             health=log.health,
         )
-        tokens = ServedEndpoint("tokens", endpoint, [pipeline.tokens], owner=pipeline)
+        tokens = tokens_endpoint(pipeline, endpoint)
         service = GatewayService(Gateway(config, pipeline, text, registry))
         registry.register(PipelineCollector(pipeline))
         registry.register(MembersCollector(directory))

@@ -1,9 +1,20 @@
-"""The gateway as a part of a process."""
+"""The gateway's parts of a process."""
 
 from __future__ import annotations
 
+from greenroom.fabric.announced_server import ServedEndpoint
 from greenroom.fabric.lifecycle.service import Part
+from greenroom.fabric.rpc import Endpoint
+from greenroom.gateway.pipeline.pipeline import Pipeline
 from greenroom.gateway.server import Gateway
+
+
+def tokens_endpoint(pipeline: Pipeline, endpoint: Endpoint) -> ServedEndpoint:
+    """Where workers deliver their tokens. To be started before ``pipeline``, and so stopped after it.
+
+    Then no request is under way. Calls end at once when it stops, since a worker's stream does not end by itself.
+    """
+    return ServedEndpoint("tokens", endpoint, [pipeline.tokens], owner=pipeline, grace_s=0.0)
 
 
 class GatewayService(Part):
