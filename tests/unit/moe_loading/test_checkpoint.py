@@ -94,7 +94,11 @@ BROKEN: dict[str, tuple[Any, type[GreenroomError], str]] = {
         UnsupportedModel,
         "transformers_weights",
     ),
-    "missing shard": (lambda f: first_shard(f).unlink(), CorruptCheckpoint, "lacks 1 of .* shards: model-00001-of-"),
+    "missing shard": (
+        lambda f: first_shard(f).unlink(),
+        CorruptCheckpoint,
+        r"lacks 1 of \d+ shards that .*index\.json names, so it was not fully downloaded: model-00001-of-",
+    ),
     "truncated shard": (
         lambda f: first_shard(f).write_bytes(first_shard(f).read_bytes()[:-10]),
         CorruptCheckpoint,

@@ -1,4 +1,4 @@
-"""What the settings of these methods have in common. They are untrusted JSON."""
+"""What the settings of several quantisation methods have in common. They are untrusted JSON."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def group_size(settings: Mapping[str, Any]) -> int:
 
 
 def names(listed: object) -> list[str]:
-    """Of modules."""
+    """The modules that a setting names: none, one, or a list."""
     if listed is None:
         return []
     return [str(one) for one in listed] if isinstance(listed, list | tuple) else [str(listed)]
 
 
 def rules(settings: object) -> list[str]:
-    """Patterns that others' settings are by."""
+    """The patterns of modules that have settings of their own; empty where there are none."""
     return [str(one) for one in settings] if isinstance(settings, Mapping) else []
