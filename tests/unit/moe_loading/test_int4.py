@@ -317,6 +317,7 @@ def test_a_scale_that_the_dtype_lacks_is_refused(plain: Path, tmp_path: Path) ->
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "eight bits": ("gptq", {"bits": 8}, r"quantised \(gptq\), and its codes have 8 bits: what is served .* has 4"),
     "three bits": ("awq", {"bits": 3}, r"quantised \(awq\), and its codes have 3 bits"),
+    "no bits": ("awq", {"bits": None}, r"quantised \(awq\), and its settings have no bits: what is served .* has 4"),
     "marlin": ("gptq", {"checkpoint_format": "marlin"}, r"laid out for one product .*\(marlin\).*gptq or gptq_v2"),
     "older marlin": ("gptq", {"is_marlin_format": True}, r"\(marlin\)"),
     "gemv": ("awq", {"version": "gemv"}, r"\(gemv\): what is served is the version gemm"),

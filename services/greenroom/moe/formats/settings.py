@@ -9,7 +9,9 @@ from greenroom.moe.formats.stored_matrix import NotServed
 
 
 def need_4_bits(bits: object) -> None:
-    """Raises NotServed for others."""
+    """``bits``: what the settings have under that name. Raises NotServed for others, and where they have nothing."""
+    if bits is None:
+        raise NotServed("its settings have no bits: what is served of this method has 4")
     if bits != 4:
         raise NotServed(f"its codes have {bits} bits: what is served of this method has 4")
 
