@@ -107,7 +107,6 @@ def test_dense_layers_are_said_and_counted_as_they_are_kept(run: Run, tmp_path: 
 
 
 @pytest.mark.usefixtures("native")
-@pytest.mark.usefixtures("native")
 def test_dense_layers_are_counted_as_numbers_where_no_headers_say_what_they_are(run: Run, tmp_path: Path) -> None:
     folder = to_fp8(save_random("qwen3_moe", tmp_path / "plain", dtype=torch.bfloat16), tmp_path / "model")
     numbers = json.loads(run("info", str(folder), "--dense-as", "expanded", "--json")[0])

@@ -8,12 +8,16 @@ from typing import Any, Final
 _SETTINGS: Final = ("quantization_config", "compression_config")
 """What a configuration tells it in. The second one is older."""
 
+_UNNAMED: Final = "unnamed"
+"""The method of settings that name none."""
+
 _BITSANDBYTES: Final = (
     "use the checkpoint that it was quantised from, or dequantize() it with transformers and save that"
 )
 _ADVICE: Final = {
     "fp8": "make a bf16 copy once with transformers: from_pretrained(…, quantization_config=FineGrainedFP8Config("
     "dequantize=True)), then save_pretrained",
+    _UNNAMED: 'its settings have no quant_method: add that ("gptq" to those that older tools of GPTQ wrote)',
     "bitsandbytes": _BITSANDBYTES,
     "bitsandbytes_4bit": _BITSANDBYTES,
     "bitsandbytes_8bit": _BITSANDBYTES,
@@ -37,9 +41,10 @@ def quantization_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def quantization_method(config: Mapping[str, Any]) -> str | None:
-    """The method that ``config.json`` names, or ``"unnamed"``. None: the checkpoint is not quantised."""
+    """The method that ``config.json`` names, or ``"unnamed"`` where its settings name none. None: the checkpoint is
+    not quantised."""
     settings = quantization_settings(config)
-    return str(settings.get("quant_method") or "unnamed") if settings else None
+    return str(settings.get("quant_method") or _UNNAMED) if settings else None
 
 
 def advice(method: str) -> str:

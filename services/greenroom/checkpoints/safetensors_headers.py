@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from greenroom.core.errors import CorruptCheckpoint
-from greenroom.core.files import FileState
+from greenroom.core.files import FileState, lfs_hint
 from greenroom.gguf.block_types import BlockType
 
 _FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
@@ -55,7 +55,9 @@ def read_header(shard: Path) -> dict[str, StoredTensor]:
             size = state.size
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or length > min(size - 8, _MAX_HEADER_BYTES):
-                raise CorruptCheckpoint(f"{shard} is truncated within its header, or is no safetensors file")
+                raise CorruptCheckpoint(
+                    f"{shard} is truncated within its header, or is no safetensors file{lfs_hint(shard)}"
+                )
             raw = msgspec.json.decode(file.read(length), type=dict[str, msgspec.Raw])
         raw.pop("__metadata__", None)
         entries = {name: msgspec.json.decode(entry, type=_Entry) for name, entry in raw.items()}

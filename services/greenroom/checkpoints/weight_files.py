@@ -48,7 +48,10 @@ def stored_tensors(folder: Path, model: str) -> dict[str, StoredTensor]:
     shards = [folder / name for name in sorted(set(weight_map.values()))]
     missing = [shard.name for shard in shards if not shard.exists()]
     if missing:
-        raise CorruptCheckpoint(f"{model} lacks {len(missing)} of {len(shards)} shards: {', '.join(missing[:5])}")
+        raise CorruptCheckpoint(
+            f"{model} lacks {len(missing)} of {len(shards)} shards that {INDEX} names, so it was not fully downloaded: "
+            f"{', '.join(missing[:5])}"
+        )
     tensors = merge_headers({shard: read_header(shard) for shard in shards})
     lost = [key for key, shard in weight_map.items() if key not in tensors or tensors[key].shard.name != shard]
     if lost:

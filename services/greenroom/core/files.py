@@ -15,6 +15,9 @@ from greenroom.core.errors import GreenroomError, InvalidConfig
 PARTIAL = ".partial"
 """The suffix of files that are not whole yet. A crash may leave such a file."""
 
+_LFS_POINTER = b"version https://git-lfs"
+"""What a file begins with whose contents Git LFS has not fetched."""
+
 
 class FileState(NamedTuple):
     """What tells a file from one that took its place, and from itself once it was written to."""
@@ -50,6 +53,14 @@ def write_whole(path: Path, data: bytes, *, durable: bool = False) -> None:
         raise
     if durable:
         synchronise(path.parent)
+
+
+def lfs_hint(path: Path) -> str:
+    """For an error about a file that is not what it should be: what to do if it is a pointer of Git LFS, as a clone
+    without LFS has it. Empty: it is none. Raises OSError."""
+    with path.open("rb") as file:
+        is_pointer = file.read(len(_LFS_POINTER)) == _LFS_POINTER
+    return ": it is a pointer of Git LFS in its place, so run `git lfs pull` in its folder" if is_pointer else ""
 
 
 def check_new_folder(path: Path, field: str = "DIR") -> None:

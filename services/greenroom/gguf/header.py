@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 
 from greenroom.core.errors import CorruptCheckpoint, UnsupportedModel
-from greenroom.core.files import FileState
+from greenroom.core.files import FileState, lfs_hint
 from greenroom.core.units import MIB
 from greenroom.gguf.block_types import TYPES, BlockType
 from greenroom.gguf.metadata import Metadata
@@ -77,7 +77,7 @@ def _read(path: Path, file: BinaryIO, state: FileState) -> GgufHeader:
     size = state.size
     reader = _Reader(path, file, size)
     if reader.bytes(4) != MAGIC:
-        raise CorruptCheckpoint(f"{path} is no GGUF file: it does not begin with GGUF")
+        raise CorruptCheckpoint(f"{path} is no GGUF file: it does not begin with GGUF{lfs_hint(path)}")
     version = reader.scalar("I")
     if version not in _VERSIONS:
         swapped = int.from_bytes(version.to_bytes(4, "little"), "big")

@@ -14,6 +14,8 @@ from greenroom.gguf.metadata import Metadata
 
 SUFFIX: Final = ".gguf"
 _SHARD: Final = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
+_MOST_NAMED: Final = 5
+"""Files of a folder in an error."""
 _NUMBER, _COUNT, _TENSORS = "split.no", "split.count", "split.tensors.count"
 
 
@@ -35,7 +37,9 @@ def read_gguf(path: Path) -> GgufModel:
     shards = shards_of(path)
     missing = [shard.name for shard in shards if not shard.exists()]
     if missing:
-        raise CorruptCheckpoint(f"{path} lacks {len(missing)} of {len(shards)} shards: {', '.join(missing[:5])}")
+        raise CorruptCheckpoint(
+            f"{path} lacks {len(missing)} of {len(shards)} shards, which have to be beside it: {', '.join(missing[:5])}"
+        )
     headers = [read_header(shard) for shard in shards]
     for number, header in enumerate(headers):
         _check_place(header, number, len(shards))
@@ -64,9 +68,17 @@ def shards_of(path: Path) -> list[Path]:
 
 
 def hint_of_files(folder: Path) -> str:
-    """For an error about a folder that is no checkpoint: which of its GGUF files to name. Empty: it has none."""
+    """For an error about a folder that is no checkpoint: which of its GGUF files to name, of a model in several the
+    first one. Empty: it has none."""
     files = sorted(folder.glob(f"*{SUFFIX}"))
-    return f"; to serve a GGUF file, name it: {files[0]}" if files else ""
+    parts = [_SHARD.fullmatch(file.name) for file in files]
+    models = [file for file, part in zip(files, parts, strict=True) if part is None or int(part["number"]) == 1]
+    named = models or files[:1]
+    if not named:
+        return ""
+    more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
+    which = "it" if len(named) == 1 else "one of them"
+    return f"; to serve a GGUF file, name {which}: {', '.join(map(str, named[:_MOST_NAMED]))}{more}"
 
 
 def _check_place(header: GgufHeader, number: int, count: int) -> None:

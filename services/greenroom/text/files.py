@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from greenroom.core.errors import CorruptCheckpoint, UnsupportedModel
+from greenroom.core.files import lfs_hint
 
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
@@ -65,6 +66,8 @@ def read_text_files(folder: Path) -> TextFiles:
 def _read_tokenizer(folder: Path) -> bytes:
     path = folder / TOKENIZER_FILE
     try:
+        if hint := lfs_hint(path):
+            raise CorruptCheckpoint(f"{path} is no tokenizer{hint}")
         return path.read_bytes()
     except FileNotFoundError:
         pass

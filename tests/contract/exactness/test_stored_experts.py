@@ -15,7 +15,7 @@ from greenroom.moe.formats.expert_format import PLAIN_FORMAT, ExpertFormat
 from greenroom.moe.formats.lossless.codes import LOSSLESS
 from greenroom.moe.formats.lossless.planes import LOSSLESS_PLANES
 from greenroom.moe.formats.mxfp4 import MXFP4
-from greenroom.moe.formats.registry import format_named
+from greenroom.moe.formats.registry import FORMATS
 from greenroom.moe.forward.ragged_model import RaggedModel
 from greenroom.moe.loading.checkpoint import Checkpoint, resolve
 from greenroom.moe.loading.load_model import load
@@ -76,7 +76,7 @@ class Models:
         if key not in self._made:
             pack = PackFile.open(ensure_pack(self._checkpoint, cache_dir=self._root / "cache", expert_format=kept))
             torchs = "torch" if products == TORCH else "native"
-            formats = [format_named(layer.format) for layer in pack.manifest.layers]
+            formats = [FORMATS[layer.format] for layer in pack.manifest.layers]
             loaded = load(self._checkpoint, products=torchs, expert_format=formats)
             if loaded.native is not None:
                 loaded.native.limits = RowLimits(1, 0, 0) if products == MIXED else RowLimits(512, 512, 512)

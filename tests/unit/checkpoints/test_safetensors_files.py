@@ -114,6 +114,16 @@ def test_what_is_no_safetensors_file_is_refused(tmp_path: Path, content: bytes) 
         read_header(tmp_path / "bad.safetensors")
 
 
+def test_a_pointer_of_git_lfs_says_how_to_get_the_file(tmp_path: Path) -> None:
+    pointer = tmp_path / "model.safetensors"
+    pointer.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 4995584848\n")
+    with pytest.raises(CorruptCheckpoint, match=r"model\.safetensors is .*: it is a pointer .* `git lfs pull`"):
+        read_header(pointer)
+    pointer.write_bytes(b"\xff" * 200)
+    with pytest.raises(CorruptCheckpoint, match=r"no safetensors file$"):
+        read_header(pointer)
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(CorruptCheckpoint, match=r"gone\.safetensors is missing"):
         read_header(tmp_path / "gone.safetensors")

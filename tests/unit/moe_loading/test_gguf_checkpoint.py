@@ -128,7 +128,7 @@ def test_several_files_are_one_model_whichever_is_named(folders: Folders, tmp_pa
         assert found.shards == parts
         assert found.config.to_dict() == whole.config.to_dict()
     last = parts[-1].rename(tmp_path / "away.gguf")
-    with pytest.raises(Corrupt, match=r"lacks 1 of \d+ shards: parts-"):
+    with pytest.raises(Corrupt, match=r"lacks 1 of \d+ shards, which have to be beside it: parts-"):
         resolve(str(parts[0]))
     with pytest.raises(Corrupt, match="shards are found by their names"):
         resolve(str(last))
@@ -149,6 +149,18 @@ def test_a_folder_of_gguf_files_names_one_of_them(folders: Folders, tmp_path: Pa
     shutil.copy(folders.get("olmoe") / "config.json", tmp_path)
     with pytest.raises(Corrupt, match=f"only safetensors are loaded; to serve a GGUF file, name it: {path}"):
         resolve(str(tmp_path))
+    for name in ("Q4_K_M", "Q8_0-00001-of-00002", "Q8_0-00002-of-00002"):
+        shutil.copy(path, tmp_path / f"{name}.gguf")
+    named = ", ".join(str(tmp_path / f"{name}.gguf") for name in ("Q4_K_M", "Q8_0-00001-of-00002", "model"))
+    with pytest.raises(Corrupt, match=rf"to serve a GGUF file, name one of them: {named}$"):
+        resolve(str(tmp_path))
+    for number in range(3):
+        shutil.copy(path, tmp_path / f"other-{number}.gguf")
+    with pytest.raises(Corrupt, match=r"name one of them: .*/other-1\.gguf and 1 more$"):
+        resolve(str(tmp_path))
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 4995584848\n")
+    with pytest.raises(Corrupt, match=r"it does not begin with GGUF: it is a pointer .* `git lfs pull`"):
+        resolve(str(path))
     other = path.rename(tmp_path / "model.bin")
     with pytest.raises(InvalidConfig, match="no GGUF file by its name"):
         resolve(str(other))

@@ -317,6 +317,7 @@ def test_a_scale_that_the_dtype_lacks_is_refused(plain: Path, tmp_path: Path) ->
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "eight bits": ("gptq", {"bits": 8}, r"quantised \(gptq\), and its codes have 8 bits: what is served .* has 4"),
     "three bits": ("awq", {"bits": 3}, r"quantised \(awq\), and its codes have 3 bits"),
+    "no bits": ("awq", {"bits": None}, r"quantised \(awq\), and its settings have no bits: what is served .* has 4"),
     "marlin": ("gptq", {"checkpoint_format": "marlin"}, r"laid out for one product .*\(marlin\).*gptq or gptq_v2"),
     "older marlin": ("gptq", {"is_marlin_format": True}, r"\(marlin\)"),
     "gemv": ("awq", {"version": "gemv"}, r"\(gemv\): what is served is the version gemm"),
@@ -388,6 +389,16 @@ def test_several_ways_in_one_checkpoint_are_refused(plain: Path, tmp_path: Path)
     resolve(str(set_quantization(folder, config_groups=groups | {"group_1": groups["group_0"]})))
 
 
+@pytest.mark.parametrize(("kind", "part"), [("gptq", "qweight"), ("awq", "qweight"), ("packed", "weight_packed")])
+def test_codes_of_which_the_configuration_says_nothing(kind: str, part: str, plain: Path, tmp_path: Path) -> None:
+    """As older tools of GPTQ wrote them, with the settings in a file of their own."""
+    folder = save_int4(plain, tmp_path / "model", KINDS[kind])
+    edit_json(folder / "config.json", lambda config: config.pop("quantization_config"))
+    hint = rf"; it has .*\.{part}, as .* config\.json has no quantization_config: add it\. .* quantize_config\.json"
+    with pytest.raises(CorruptCheckpoint, match=rf"the checkpoint lacks .*\.experts\.gate_up_proj{hint}"):
+        ExpertPlan(resolve(str(folder)), torch.bfloat16)
+
+
 LEFT_OUT: dict[str, tuple[str, dict[str, Any]]] = {
     "by GPTQModel": ("gptq", {"dynamic": {r"-:.*layers\.1\.mlp\.experts\.": {}}}),
     "by optimum": ("gptq", {"modules_in_block_to_quantize": [["self_attn.q_proj"], ["mlp.experts.0.up_proj"]]}),
@@ -411,8 +422,10 @@ def test_experts_that_are_left_out_are_taken_as_numbers(what: str, plain: Path, 
         ExpertPlan(resolve(str(folder)), torch.bfloat16)
     checkpoint = resolve(str(set_quantization(folder, **changes)))
     assert kept_format(checkpoint) is PLAIN_FORMAT
-    with pytest.raises(InvalidConfig, match=r"experts_as: 'stored' .* is stored as numbers, and others are not"):
-        kept_format(checkpoint, experts_as="stored")
+    for asked, hint in (("stored", "; allowed: auto, expanded"), ("lossless", ": use auto or expanded")):
+        why = rf"experts_as: '{asked}' .* is stored as numbers, and others are not{hint}"
+        with pytest.raises(InvalidConfig, match=why):
+            kept_format(checkpoint, experts_as=asked)
     records = ScriptedExperts.at(ensure_pack(checkpoint, cache_dir=tmp_path))._weights
     assert all(torch.equal(record[1], own) for record, own in zip(records[1], numbers, strict=True))
 

@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 from transformers import GptOssConfig
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from greenroom.core.errors import CorruptCheckpoint, InvalidConfig, UnknownName
+from greenroom.core.errors import CorruptCheckpoint, InvalidConfig
 from greenroom.experts.pack.pack_file import PackFile
 from greenroom.moe.formats.expert_format import PLAIN_FORMAT, BadCodes, Expander, ExpertFormat
 from greenroom.moe.formats.mxfp4 import MXFP4
-from greenroom.moe.formats.registry import format_named
 from greenroom.moe.loading.checkpoint import resolve, resolve_config
 from greenroom.moe.loading.kept_format import kept_format
 from greenroom.moe.loading.load_model import load
@@ -237,12 +236,6 @@ def test_what_experts_are_kept_as(tmp_path: Path) -> None:
         assert kept_format(shipped) is MXFP4
     with pytest.raises(InvalidConfig, match="experts_as: 'int4' is not allowed; allowed: auto, stored, expanded"):
         kept_format(shipped, experts_as="int4")
-
-
-def test_an_unknown_format_lists_the_known_ones() -> None:
-    assert format_named("mxfp4") is MXFP4
-    with pytest.raises(UnknownName, match=r"format: 'q9' is not allowed; known: fp4, .*mxfp4, plain"):
-        format_named("q9")
 
 
 def test_expanding_is_planned_for_where_it_is_done(tmp_path: Path) -> None:

@@ -240,6 +240,12 @@ def test_a_vocabulary_to_convert_is_refused_with_the_way_to_do_it(tmp_path: Path
         TextProcessor.from_folder(tmp_path)
 
 
+def test_a_pointer_of_git_lfs_says_how_to_get_the_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 9\n")
+    with pytest.raises(CorruptCheckpoint, match=r"tokenizer\.json is no tokenizer: .*`git lfs pull`"):
+        TextProcessor.from_folder(tmp_path)
+
+
 def test_a_folder_without_any_tokenizer_says_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(CorruptCheckpoint, match=r"no tokenizer\.json"):
         TextProcessor.from_folder(tmp_path)

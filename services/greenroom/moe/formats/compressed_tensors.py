@@ -9,7 +9,7 @@ from typing import Any
 from greenroom.moe.formats.fp8 import BLOCK
 from greenroom.moe.formats.fp8_storage import Fp8Storage
 from greenroom.moe.formats.int4.pack_quantized import pack_quantized
-from greenroom.moe.formats.int4.settings import names
+from greenroom.moe.formats.settings import names
 from greenroom.moe.formats.stored_matrix import NotServed, Shipped
 
 

@@ -29,6 +29,8 @@ class ExpertFormat(Protocol):
     """Of a record: which tensors it consists of, how a checkpoint's become these, and what numbers they mean.
 
     Weights are laid out anew and never quantised anew: a record means the numbers that the checkpoint means.
+    A format is a subclass. What it inherits holds where experts are stored as numbers, or a ``MatrixStorage`` says how
+    they are stored.
     """
 
     name: str
@@ -38,27 +40,29 @@ class ExpertFormat(Protocol):
 
     def of(self, layer: str) -> ExpertFormat:
         """That of the layer with this name: itself, unless the layers' differ."""
-        ...
+        return self
 
     def record(self, layer: MoeLayer) -> RecordLayout:
-        """Of each expert of the layer."""
+        """Of each expert of the layer. Raises InvalidConfig or CorruptCheckpoint for experts that it does not take."""
         ...
 
     def stored_shapes(self, tensor: ExpertTensor) -> tuple[tuple[int, ...], ...]:
         """Of the stored tensors (uint8) that one expert's ``tensor`` is made of, in the order of ``make``. Empty: it is
-        stored as numbers.
+        stored as numbers, or a ``MatrixStorage`` knows.
 
         Raises CorruptCheckpoint for widths that the format does not have.
         """
-        ...
+        return ()
 
     def check(self, tensor: ExpertTensor, stored: Sequence[torch.Tensor]) -> None:
-        """Raises BadCodes if some of one expert's weights are no numbers, or none of the tensor's dtype."""
-        ...
+        """Raises BadCodes if some of one expert's weights are no numbers, or none of the tensor's dtype. What a
+        ``MatrixStorage`` has read it has checked (``MatrixStorage.check``)."""
+        return
 
     def make(self, tensor: ExpertTensor, stored: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The record's tensors by name, of what was stored of one expert in the ``stored_shapes``."""
-        ...
+        """The record's tensors by name, of what was stored of one expert in the ``stored_shapes``, or of what a
+        ``MatrixStorage`` made of it (``codes``)."""
+        raise TypeError(f"{tensor.name} is not made of codes in {self.name}")
 
     def expand(self, layer: MoeLayer, weights: ExpertWeights, into: ExpertWeights) -> None:
         """Write the numbers of a record's ``weights`` into tensors like the layer's, on the same device."""
@@ -86,26 +90,14 @@ def plain_record(tensor: ExpertTensor) -> tuple[str, tuple[int, ...], str]:
     return tensor.name, tensor.shape, str(tensor.dtype).removeprefix("torch.")
 
 
-class Plain:
+class Plain(ExpertFormat):
     """The numbers themselves, in the model's dtype. No tensor is stored otherwise, so nothing is made or expanded."""
 
     name = PLAIN
     version = 1
 
-    def of(self, layer: str) -> ExpertFormat:
-        return self
-
     def record(self, layer: MoeLayer) -> RecordLayout:
         return RecordLayout.of(map(plain_record, layer.tensors))
-
-    def stored_shapes(self, tensor: ExpertTensor) -> tuple[tuple[int, ...], ...]:
-        return ()
-
-    def check(self, tensor: ExpertTensor, stored: Sequence[torch.Tensor]) -> None:
-        pass
-
-    def make(self, tensor: ExpertTensor, stored: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        raise TypeError(f"{tensor.name} is stored as numbers")
 
     def expand(self, layer: MoeLayer, weights: ExpertWeights, into: ExpertWeights) -> None:
         for target, tensor in zip(into, weights, strict=True):
@@ -118,8 +110,8 @@ class Plain:
 PLAIN_FORMAT: ExpertFormat = Plain()
 
 
-class LayerFormats:
-    """An ``ExpertFormat`` that is another one in each layer."""
+class LayerFormats(ExpertFormat):
+    """One that is another one in each layer. A layer's own makes its records: ``of(layer)``."""
 
     version = 1
 
@@ -132,15 +124,6 @@ class LayerFormats:
 
     def record(self, layer: MoeLayer) -> RecordLayout:
         return self.of(layer.name).record(layer)
-
-    def stored_shapes(self, tensor: ExpertTensor) -> tuple[tuple[int, ...], ...]:
-        return ()
-
-    def check(self, tensor: ExpertTensor, stored: Sequence[torch.Tensor]) -> None:
-        return
-
-    def make(self, tensor: ExpertTensor, stored: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        raise TypeError("a layer's own format makes its records: of(layer)")
 
     def expand(self, layer: MoeLayer, weights: ExpertWeights, into: ExpertWeights) -> None:
         self.of(layer.name).expand(layer, weights, into)

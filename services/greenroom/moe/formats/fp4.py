@@ -12,7 +12,7 @@ from typing import Final
 import torch
 
 from greenroom.moe.formats.grouped_format import MatrixFormat, Part
-from greenroom.moe.formats.panels import HALF, PANEL, UNIT, bit_codes, halves_of_bits, lane_values
+from greenroom.moe.formats.panels import HALF, PANEL, UNIT, bit_codes, halves_of_bits, halves_of_lanes, lane_values
 from greenroom.moe.native.rows import GroupedCodes
 
 _MAGNITUDES: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -42,7 +42,7 @@ class Fp4(MatrixFormat):
         places = halves_of_bits(codes, 4).view(-1).int()
         numbers = torch.cat([magnitudes, -magnitudes]).index_select(0, places)
         del places
-        exponents = scales.view(panels, -1, 2, HALF).permute(0, 2, 3, 1)[..., None].int()
+        exponents = halves_of_lanes(scales)[..., None].int()
         # By their bits; code 0 is a denormal number.
         factors = torch.where(exponents == 0, 1 << 22, exponents << 23).view(torch.float32)
         return numbers.view(panels, 2, HALF, units, UNIT).mul_(factors).view(panels, 2, HALF, units * UNIT)

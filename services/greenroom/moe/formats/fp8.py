@@ -12,7 +12,16 @@ from typing import Final
 import torch
 
 from greenroom.moe.formats.grouped_format import MatrixFormat, Part
-from greenroom.moe.formats.panels import HALF, PANEL, UNIT, byte_codes, halves_of, lane_values
+from greenroom.moe.formats.panels import (
+    HALF,
+    PANEL,
+    UNIT,
+    byte_codes,
+    halves_of,
+    halves_of_bytes,
+    halves_of_lanes,
+    lane_values,
+)
 from greenroom.moe.native.rows import GroupedCodes
 
 BLOCK: Final = 128
@@ -61,14 +70,14 @@ class Fp8Rows(MatrixFormat):
 
     def numbers(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         codes, scales = parts
-        return _numbers(codes, scales.view(len(scales), 2, HALF, 1, 1))
+        return _numbers(codes, halves_of_lanes(scales)[..., None])
 
 
 def _numbers(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """``scales``: like ``[panels, 2, 16, units, 32]``."""
     panels, units, _ = codes.shape
-    numbers = codes.view(torch.float8_e4m3fn).float().view(panels, units, UNIT, 2, HALF).permute(0, 3, 4, 1, 2)
-    return (numbers * scales).reshape(panels, 2, HALF, units * UNIT)
+    numbers = halves_of_bytes(codes).view(torch.float8_e4m3fn).float().view(panels, 2, HALF, units, UNIT)
+    return numbers.mul_(scales).view(panels, 2, HALF, units * UNIT)
 
 
 FP8_BLOCKS: Final = Fp8Blocks()

@@ -17,7 +17,7 @@ from greenroom.checkpoints.safetensors_headers import StoredTensor
 from greenroom.core.errors import CorruptCheckpoint
 from greenroom.moe.formats.expert_format import BadCodes
 from greenroom.moe.formats.fp8 import BLOCK, FP8_BLOCKS, FP8_ROWS
-from greenroom.moe.formats.int4.settings import names
+from greenroom.moe.formats.settings import names
 from greenroom.moe.formats.stored_matrix import NotServed, Shipped
 
 CODES: Final = "F8_E4M3"

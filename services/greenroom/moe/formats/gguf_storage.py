@@ -118,6 +118,7 @@ class GgufMatrices:
         return made.view(*one.shape[:-1], one.shape[-1] // self._block.nbytes * self._block.numbers)
 
     def _blocks(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """``uint8[blocks, bytes of a block]``, row after row."""
         return parts[0].contiguous().view(-1, self._block.nbytes)
 
 

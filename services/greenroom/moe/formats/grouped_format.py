@@ -39,8 +39,8 @@ def is_joined(tensor: ExpertTensor) -> bool:
     return tensor.name.startswith("gate_up_proj")
 
 
-class GroupedFormat(ABC):
-    """An ``ExpertFormat``. Tensors that are no matrices are numbers of the model's dtype."""
+class GroupedFormat(ExpertFormat, ABC):
+    """Tensors that are no matrices are numbers of the model's dtype."""
 
     name: str
     version: int
@@ -56,18 +56,9 @@ class GroupedFormat(ABC):
         """That of an expert's first matrix, which is joined of gates and ups, or of its second one."""
         ...
 
-    def of(self, layer: str) -> ExpertFormat:
-        return self
-
     def record(self, layer: MoeLayer) -> RecordLayout:
+        """Raises CorruptCheckpoint for matrices of odd widths."""
         return RecordLayout.of(self._record(layer))
-
-    def stored_shapes(self, tensor: ExpertTensor) -> tuple[tuple[int, ...], ...]:
-        return ()
-
-    def check(self, tensor: ExpertTensor, stored: Sequence[torch.Tensor]) -> None:
-        """The storage has done so (``MatrixStorage.check``)."""
-        return
 
     def make(self, tensor: ExpertTensor, stored: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         names = [f"{tensor.name}_{end}" for end, _, _ in self._parts_of(tensor)]

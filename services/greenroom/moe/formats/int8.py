@@ -8,7 +8,7 @@ from typing import Final
 import torch
 
 from greenroom.moe.formats.grouped_format import MatrixFormat, Part
-from greenroom.moe.formats.panels import HALF, PANEL, UNIT, byte_codes, lane_values
+from greenroom.moe.formats.panels import HALF, PANEL, UNIT, byte_codes, halves_of_bytes, halves_of_lanes, lane_values
 from greenroom.moe.native.rows import GroupedCodes
 
 
@@ -32,9 +32,8 @@ class Int8(MatrixFormat):
     def numbers(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         codes, scales = parts
         panels, units, _ = codes.shape
-        numbers = codes.view(torch.int8).view(panels, units, UNIT, 2, HALF).permute(0, 3, 4, 1, 2).float()
-        by_group = scales.view(panels, units, 2, HALF).permute(0, 2, 3, 1).float()
-        return (numbers * by_group[..., None]).reshape(panels, 2, HALF, units * UNIT)
+        numbers = halves_of_bytes(codes).view(torch.int8).float().view(panels, 2, HALF, units, UNIT)
+        return numbers.mul_(halves_of_lanes(scales).float()[..., None]).view(panels, 2, HALF, units * UNIT)
 
 
 INT8: Final = Int8()

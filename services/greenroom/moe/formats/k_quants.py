@@ -5,8 +5,7 @@ Both projections lie in panels as ``panels.py`` says. For every 256 inputs a pan
 in its minimums, the numbers of half precision of its 32 outputs (64 bytes), then what its groups have:
 
 - Q4_K, 8 groups of 32 inputs, six bits each: for each pair of groups 32 bytes with their lower four bits, the first
-group's in
-  the lower half; then for each four of them 32 bytes with their upper two bits, the first group's lowest.
+  group's in the lower half; then for each four of them 32 bytes with their upper two bits, the first group's lowest.
 - Q6_K, 16 groups of 16 inputs: for each group 32 signed bytes.
 
 A unit of Q6_K is 16 inputs: 256 bytes with their lower four bits, then 128 with their upper two, each as in
@@ -24,7 +23,7 @@ import torch
 from torch.nn import functional
 
 from greenroom.moe.formats.grouped_format import MatrixFormat, Part
-from greenroom.moe.formats.panels import HALF, PANEL, UNIT, bit_codes, halves_of_bits, lane_values
+from greenroom.moe.formats.panels import PANEL, UNIT, bit_codes, halves_of_bits, halves_of_lanes, lane_values
 from greenroom.moe.native.rows import GroupedCodes
 
 SUPER: Final = 256
@@ -137,6 +136,7 @@ def _factors(factors: torch.Tensor, *, joined: bool) -> torch.Tensor:
 
 
 def _six_bits(factors: torch.Tensor, values: torch.Tensor, *, joined: bool) -> torch.Tensor:
+    """``float16[outputs, blocks]`` and ``uint8[outputs, blocks * 8]`` of six bits as ``uint8[panels, blocks, 256]``."""
     by_group = lane_values(values, joined=joined)
     by_group = by_group.view(len(by_group), -1, _UNITS, PANEL)  # panels, blocks, groups, lanes
     lows = (by_group[:, :, 0::2] & 15) | (by_group[:, :, 1::2] & 15) << 4
@@ -156,10 +156,11 @@ def _of_six_bits(packed: torch.Tensor) -> torch.Tensor:
 
 
 def _times(of_groups: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """The factors at the begin of ``of_groups``, times ``values[panels, blocks, groups, 32]``."""
+    """The factors at the begin of ``of_groups``, times ``values[panels, blocks, groups, 32]``: ``float32[panels, 2, 16,
+    blocks * groups]``."""
     factors = of_groups[..., :_HALFS].contiguous().view(torch.float16).float()
     products: torch.Tensor = factors[:, :, None] * values.float()
-    return _by_group(products.flatten(1, 2), HALF).permute(0, 2, 3, 1)
+    return halves_of_lanes(products.flatten(1, 2))
 
 
 Q4_K: Final = Q4K()

@@ -44,14 +44,11 @@ _EXPANDING_BYTES: Final = 8
 """Of a weight meanwhile. An eighth of them is made at a time, by up to six numbers of 32 bits each; and the scales."""
 
 
-class Mxfp4:
+class Mxfp4(ExpertFormat):
     """Matrices ``[inputs, outputs]`` with both widths multiples of 32. Whatever else an expert has is in its dtype."""
 
     name = "mxfp4"
     version = 1
-
-    def of(self, layer: str) -> ExpertFormat:
-        return self
 
     def record(self, layer: MoeLayer) -> RecordLayout:
         return RecordLayout.of(self._record(layer))

@@ -56,10 +56,10 @@ def lane_values(values: torch.Tensor, *, joined: bool) -> torch.Tensor:
     return halves.permute(0, 3, 1, 2).reshape(halves.shape[0], values.shape[1], PANEL)
 
 
-def rows_of_lanes(lanes: torch.Tensor, outputs: int, *, joined: bool) -> torch.Tensor:
-    """What ``lane_values`` was given."""
+def halves_of_lanes(lanes: torch.Tensor) -> torch.Tensor:
+    """What ``lane_values`` has laid out: ``[panels, 2, 16, groups]``."""
     panels, groups, _ = lanes.shape
-    return rows_of(lanes.view(panels, groups, 2, HALF).permute(0, 2, 3, 1), outputs, joined=joined)
+    return lanes.view(panels, groups, 2, HALF).permute(0, 2, 3, 1)
 
 
 def byte_codes(codes: torch.Tensor, *, joined: bool) -> torch.Tensor:
@@ -68,11 +68,11 @@ def byte_codes(codes: torch.Tensor, *, joined: bool) -> torch.Tensor:
     return transposed(halves.reshape(-1, PANEL, units * UNIT)).view(-1, units, UNIT * PANEL)
 
 
-def rows_of_bytes(codes: torch.Tensor, outputs: int, inputs: int, *, joined: bool) -> torch.Tensor:
-    """What ``byte_codes`` was given."""
+def halves_of_bytes(codes: torch.Tensor) -> torch.Tensor:
+    """The codes that ``byte_codes`` has laid out: ``[panels, 2, 16, units * 32]``."""
     panels, units, _ = codes.shape
     halves = codes.view(panels, units, UNIT, 2, HALF).permute(0, 3, 4, 1, 2)
-    return rows_of(halves.reshape(panels, 2, HALF, units * UNIT), outputs, joined=joined)[:, :inputs]
+    return halves.reshape(panels, 2, HALF, units * UNIT)
 
 
 def bit_codes(codes: torch.Tensor, bits: int, *, joined: bool) -> torch.Tensor:
@@ -100,11 +100,6 @@ def bit_codes(codes: torch.Tensor, bits: int, *, joined: bool) -> torch.Tensor:
     own = both.view(torch.uint8).view(-1, HALF, units, UNIT // 8, 8)[..., : 2 * bits]
     lanes = own.reshape(-1, HALF, units, 8 * bits).view(torch.int32)
     return lanes.permute(0, 2, 3, 1).contiguous().view(torch.uint8).view(-1, units, 4 * bits * PANEL)
-
-
-def rows_of_bits(packed: torch.Tensor, bits: int, outputs: int, inputs: int, *, joined: bool) -> torch.Tensor:
-    """What ``bit_codes`` was given."""
-    return rows_of(halves_of_bits(packed, bits), outputs, joined=joined)[:, :inputs]
 
 
 def halves_of_bits(packed: torch.Tensor, bits: int) -> torch.Tensor:

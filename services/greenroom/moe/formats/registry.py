@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from greenroom.checkpoints.quantized import quantization_method, quantization_settings, settings_of
 from greenroom.checkpoints.safetensors_headers import StoredTensor
-from greenroom.core.errors import UnknownName
 from greenroom.moe.formats.compressed_tensors import compressed_tensors
 from greenroom.moe.formats.expert_format import PLAIN_FORMAT, ExpertFormat
 from greenroom.moe.formats.fp4 import FP4
@@ -31,6 +30,8 @@ FORMATS: Final[dict[str, ExpertFormat]] = {
         *GGUF_PAIRS,
     )
 }
+"""Whatever a pack may name, but int4: those formats depend on a checkpoint's settings (``int4/record.py``). A model's
+formats come from its checkpoint, not from here. By this the tests know which have to be tried."""
 
 _BY_METHOD: Final[dict[str, Callable[[Mapping[str, Any]], Shipped]]] = {
     "mxfp4": lambda _: Shipped(MXFP4),
@@ -41,15 +42,7 @@ _BY_METHOD: Final[dict[str, Callable[[Mapping[str, Any]], Shipped]]] = {
 }
 """By the quantisation method that a configuration names, from its settings. They raise NotServed."""
 
-
 _LAYER: Final = re.compile(r"\blayers\.(\d+)\.")
-
-
-def format_named(name: str) -> ExpertFormat:
-    """Raises UnknownName."""
-    if name not in FORMATS:
-        raise UnknownName("format", name, FORMATS)
-    return FORMATS[name]
 
 
 def shipped_of(config: Mapping[str, Any]) -> Shipped | None:

@@ -14,7 +14,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 
+from greenroom.checkpoints.quantized import quantization_method, settings_of
 from greenroom.checkpoints.safetensors_headers import StoredTensor
 from greenroom.checkpoints.shard_reader import place_of, stored_shape, torch_dtype, typed
 from greenroom.core.errors import CorruptCheckpoint, UnsupportedModel
@@ -41,6 +42,9 @@ from greenroom.moe.formats.stored_matrix import MatrixStorage
 from greenroom.moe.loading.checkpoint import Checkpoint
 from greenroom.moe.loading.dense_matrices import StoredMatrix, linear_layers
 from greenroom.moe.loading.quantization import dequantizing_converters, is_dequantizing
+
+_OF_CODES: Final = ("qweight", "weight_packed", "weight_scale", "weight_scale_inv", "_blocks")
+"""What names of tensors end with that only quantised checkpoints have."""
 
 Fed = dict[tuple[str, str], list[StoredTensor]]
 """The checkpoint's tensors by source pattern ("": stored as used) and part of a stored matrix ("": it is in one)."""
@@ -365,6 +369,7 @@ class ExpertPlan:
                 self._unconverted[renamed] = name
         for name, parts in in_parts.items():
             self._check_parts(name, parts)
+        self._unplaced = unplaced
         self._refuse_orders(unplaced)
         self.unused = [self.checkpoint.tensors[key] for key in unplaced if self._is_of_parts(key)]
         ignored = getattr(self._model, "_keys_to_ignore_on_load_unexpected", None) or ()
@@ -510,12 +515,25 @@ class ExpertPlan:
             made |= make(recipe, weights)
         for tensor in record.tensors:
             if tensor.name not in made:
-                raise CorruptCheckpoint(f"the checkpoint lacks {layer.name}.{tensor.name}")
+                raise CorruptCheckpoint(f"the checkpoint lacks {layer.name}.{tensor.name}{self._hint_of_codes()}")
             if tuple(made[tensor.name].shape) != tensor.shape:
                 raise CorruptCheckpoint(
                     f"an expert's {tensor.name} in {layer.name} has the shape {tuple(made[tensor.name].shape)} in the "
                     f"checkpoint and {tensor.shape} by its configuration"
                 )
+
+    def _hint_of_codes(self) -> str:
+        """For an error about tensors that are missing: what to do if there are codes in their place, and nothing says
+        so. Empty: there are none."""
+        if quantization_method(settings_of(self.checkpoint.config)) is not None:
+            return ""
+        found = next((key for key in self._unplaced if key.endswith(_OF_CODES)), None)
+        if found is None:
+            return ""
+        return (
+            f"; it has {found}, as quantised ones have, and config.json has no quantization_config: add it. Older "
+            'tools of GPTQ wrote it to quantize_config.json, without the "quant_method": "gptq" that it needs'
+        )
 
     def _check_joined(self, recipe: Recipe, storage: MatrixStorage, matrices: list[list[torch.Tensor]]) -> None:
         """Checks that matrices of this kind make the tensor, and that a converter puts them one behind the other, as a
@@ -596,7 +614,10 @@ def _check_feed(layer: MoeLayer, target: str, feed: Feed, dequantized: bool) -> 
     what = f"{layer.name}.{target}" + (f" ({feed.part})" if feed.part else "")
     coded = [tensor for tensor in feed.tensors if not tensor.is_float]
     if coded and not dequantized:
-        raise UnsupportedModel(f"{coded[0].name} is stored as {coded[0].dtype}, as quantised weights are")
+        raise UnsupportedModel(
+            f"{coded[0].name} is stored as {coded[0].dtype}, as quantised weights are, and config.json has no "
+            "quantization_config that says how"
+        )
     if feed.stacked:
         if len(feed.tensors) != 1:
             raise CorruptCheckpoint(f"{what} is stored {len(feed.tensors)} times")

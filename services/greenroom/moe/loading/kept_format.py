@@ -65,7 +65,10 @@ def kept_format(
     computed_in = resolve_dtype(checkpoint, dtype)
     native = native_rows_or_none() if products != "torch" and device == "cpu" else None
     if experts_as == EXPERTS_AS_LOSSLESS or experts_as in _LOSSLESS:
-        if found.format is not PLAIN_FORMAT or found.why_expanded:
+        if found.why_expanded:
+            why = f"these experts are quantised, and {found.why_expanded}: use auto or expanded"
+            raise InvalidConfig("experts_as", experts_as, why)
+        if found.format is not PLAIN_FORMAT:
             raise InvalidConfig(
                 "experts_as", experts_as, f"these experts are quantised ({found.format.name}): use stored"
             )
@@ -135,7 +138,7 @@ def keeps_dense(dtype: torch.dtype, dense_as: str = "auto", *, products: str = "
         return False
     why = None
     if dtype is not torch.bfloat16:
-        why = f"the model is computed in {dtype}"
+        why = f"the model is computed in {str(dtype).removeprefix('torch.')}"
     elif products == "torch" or device != "cpu":
         why = f"torch computes its products on {device}"
     else:
@@ -145,7 +148,8 @@ def keeps_dense(dtype: torch.dtype, dense_as: str = "auto", *, products: str = "
             why = str(reason)
     if why is not None and dense_as == "stored":
         raise InvalidConfig(
-            "dense_as", dense_as, f"only compiled products take codes, in bfloat16 on a CPU, and {why}: auto, expanded"
+            *("dense_as", dense_as),
+            f"only compiled products take codes, in bfloat16 on a CPU, and {why}; allowed: auto, expanded",
         )
     return why is None
 

@@ -27,8 +27,9 @@ from greenroom.moe.formats.int4.matrix import (
     groups_in,
     unpacked,
 )
-from greenroom.moe.formats.int4.record import Int4, codes_of
-from greenroom.moe.formats.int4.settings import group_size, names, need_4_bits
+from greenroom.moe.formats.int4.record import Int4
+from greenroom.moe.formats.int4.storage import Int4Storage
+from greenroom.moe.formats.settings import group_size, names, need_4_bits
 from greenroom.moe.formats.stored_matrix import NotServed, Shipped
 
 _SCALES: Final = 2
@@ -37,15 +38,13 @@ _PLACES: Final = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 @dataclass(frozen=True)
-class AwqStorage:
+class AwqStorage(Int4Storage):
     """``group_size``: -1 is all inputs."""
 
     group_size: int
 
     parts = ("qweight", "qzeros", "scales")
-
-    def is_part(self, tensor: StoredTensor) -> bool:
-        return True
+    ordered = False
 
     def check_headers(self, stored: Mapping[str, StoredTensor]) -> None:
         qweight = stored["qweight"]
@@ -58,18 +57,13 @@ class AwqStorage:
     def check(self, parts: Sequence[torch.Tensor], dtype: torch.dtype) -> None:
         check_scales(parts[_SCALES], dtype, _SCALES, lambda: self.numbers(parts, dtype))
 
-    def codes(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        return codes_of(self.matrix(parts), ordered=False)
-
-    def numbers(self, parts: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
-        return self.matrix(parts).numbers(dtype)
-
     def matrix(self, parts: Sequence[torch.Tensor]) -> Int4Matrix:
         qweight, qzeros, scales = parts
         return Int4Matrix(_by_output(qweight), scales.t().contiguous(), _by_output(qzeros))
 
 
 def _by_output(words: torch.Tensor) -> torch.Tensor:
+    """``int32[inputs, outputs / 8]`` as ``uint8[outputs, inputs]``; so are groups in the place of inputs."""
     inputs, count = words.shape
     in_words = transposed(unpacked(words)[None]).view(count, CODES_A_WORD, inputs)
     return torch.stack([in_words[:, place] for place in _PLACES], dim=1).view(-1, inputs)

@@ -33,8 +33,9 @@ from greenroom.moe.formats.int4.matrix import (
     in_order,
     unpacked,
 )
-from greenroom.moe.formats.int4.record import Int4, codes_of
-from greenroom.moe.formats.int4.settings import group_size, names, need_4_bits, rules
+from greenroom.moe.formats.int4.record import Int4
+from greenroom.moe.formats.int4.storage import Int4Storage
+from greenroom.moe.formats.settings import group_size, names, need_4_bits, rules
 from greenroom.moe.formats.stored_matrix import NotServed, Shipped
 
 _VERSIONS: Final = {"gptq": 1, "gptq_v2": 2}
@@ -42,17 +43,14 @@ _QZEROS, _SCALES, _G_IDX = 1, 2, 3
 
 
 @dataclass(frozen=True)
-class GptqStorage:
-    """``group_size``: -1 is all inputs. ``version``: 1 or 2."""
+class GptqStorage(Int4Storage):
+    """``group_size``: -1 is all inputs. ``version``: 1 or 2. ``ordered``: with ``desc_act``."""
 
     group_size: int
     version: int
     ordered: bool
 
     parts = ("qweight", "qzeros", "scales", "g_idx")
-
-    def is_part(self, tensor: StoredTensor) -> bool:
-        return True
 
     def check_headers(self, stored: Mapping[str, StoredTensor]) -> None:
         qweight = stored["qweight"]
@@ -74,12 +72,6 @@ class GptqStorage:
         if self.version == 1 and bool((unpacked(qzeros) == LARGEST).any()):
             raise BadCodes(_QZEROS, f"has a zero point of {LARGEST + 1}, and codes end at {LARGEST}")
         check_scales(scales, dtype, _SCALES, lambda: self.numbers(parts, dtype))
-
-    def codes(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        return codes_of(self.matrix(parts), ordered=self.ordered)
-
-    def numbers(self, parts: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
-        return self.matrix(parts).numbers(dtype)
 
     def matrix(self, parts: Sequence[torch.Tensor]) -> Int4Matrix:
         qweight, qzeros, scales, g_idx = parts

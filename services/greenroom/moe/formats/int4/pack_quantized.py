@@ -35,8 +35,9 @@ from greenroom.moe.formats.int4.matrix import (
     in_order,
     unpacked,
 )
-from greenroom.moe.formats.int4.record import Int4, codes_of
-from greenroom.moe.formats.int4.settings import group_size
+from greenroom.moe.formats.int4.record import Int4
+from greenroom.moe.formats.int4.storage import Int4Storage
+from greenroom.moe.formats.settings import group_size
 from greenroom.moe.formats.stored_matrix import NotServed, Shipped
 
 _ORDERED: Final = {"group": True, "dynamic": True, "weight": False, "static": False}
@@ -44,8 +45,9 @@ _ORDERED: Final = {"group": True, "dynamic": True, "weight": False, "static": Fa
 
 
 @dataclass(frozen=True)
-class PackQuantizedStorage:
-    """``group_size``: -1 is all inputs (the strategy "channel")."""
+class PackQuantizedStorage(Int4Storage):
+    """``group_size``: -1 is all inputs (the strategy "channel"). ``symmetric``: there are no zero points. ``ordered``:
+    by ``actorder``, groups are of inputs from everywhere."""
 
     group_size: int
     symmetric: bool
@@ -56,9 +58,6 @@ class PackQuantizedStorage:
         zeros = () if self.symmetric else ("weight_zero_point",)
         order = ("weight_g_idx",) if self.ordered else ()
         return "weight_packed", "weight_scale", "weight_shape", *zeros, *order
-
-    def is_part(self, tensor: StoredTensor) -> bool:
-        return True
 
     def check_headers(self, stored: Mapping[str, StoredTensor]) -> None:
         packed = stored["weight_packed"]
@@ -87,12 +86,6 @@ class PackQuantizedStorage:
         if groups is not None:
             check_groups(groups, scales.shape[1], len(parts) - 1)
         check_scales(scales, dtype, 1, lambda: self.numbers(parts, dtype))
-
-    def codes(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        return codes_of(self.matrix(parts), ordered=self.ordered)
-
-    def numbers(self, parts: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
-        return self.matrix(parts).numbers(dtype)
 
     def matrix(self, parts: Sequence[torch.Tensor]) -> Int4Matrix:
         packed, scales = parts[:2]

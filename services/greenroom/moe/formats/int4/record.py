@@ -21,7 +21,7 @@ from greenroom.core.errors import UnsupportedModel
 from greenroom.moe.formats.byte_moves import transposed
 from greenroom.moe.formats.grouped_format import MatrixFormat, Part
 from greenroom.moe.formats.int4.matrix import MIDDLE, SCALES, Int4Matrix
-from greenroom.moe.formats.panels import HALF, PANEL, UNIT, bit_codes, lane_values, rows_of_bits
+from greenroom.moe.formats.panels import HALF, PANEL, UNIT, bit_codes, halves_of_bits, halves_of_lanes, lane_values
 from greenroom.moe.formats.stored_matrix import MatrixStorage, Shipped
 from greenroom.moe.native.rows import GroupedCodes
 
@@ -70,12 +70,12 @@ class Int4(MatrixFormat):
         panels, units, _ = codes.shape
         groups, width = scales.shape[1], units * UNIT
         size = width if self.group_size == -1 else self.group_size
-        rows = _signed(rows_of_bits(codes, _BITS, panels * PANEL, width, joined=False)).float()
-        numbers = functional.pad(rows, (0, groups * size - width)).view(panels, 2, HALF, groups, size)
+        all_codes = _signed(halves_of_bits(codes, _BITS)).float()
+        numbers = functional.pad(all_codes, (0, groups * size - width)).view(panels, 2, HALF, groups, size)
         if zeros:
             both = torch.stack([zeros[0] & 15, zeros[0] >> _BITS], dim=1)  # [panels, 2, groups, 16]
             numbers -= _signed(both).float().transpose(2, 3)[..., None]
-        by_group = scales.view(panels, -1, 2, HALF).permute(0, 2, 3, 1).float()
+        by_group = halves_of_lanes(scales).float()
         return (numbers * by_group[..., None]).view(panels, 2, HALF, groups * size)[..., :width]
 
     def shipped(self, storage: MatrixStorage, scale: str, leaves_out: Callable[[str], bool]) -> Shipped:
@@ -121,6 +121,8 @@ def codes_of(matrix: Int4Matrix, *, ordered: bool) -> list[torch.Tensor]:
 
 
 def _one_order(orders: torch.Tensor, *, joined: bool) -> torch.Tensor:
+    """Of ``int32[inputs]``, or where gates and ups are ``joined`` of both ``int32[2 * inputs]``: that of the record.
+    Raises UnsupportedModel if they differ."""
     if not joined:
         return orders
     gates, ups = orders.chunk(2)

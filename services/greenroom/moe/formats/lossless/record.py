@@ -8,7 +8,7 @@ these as follows from the shape, so each record of a layer has the same size.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Final
 
 import torch
@@ -34,7 +34,7 @@ AT_ONCE: Final = 1 << 18
 """Weights that torch works on at a time: few enough that they stay in the processor's cache."""
 
 
-class LosslessFormat(ABC):
+class LosslessFormat(ExpertFormat, ABC):
     """Of experts that are two matrices of bf16, each with an even number of inputs; an ``EncodesNumbers``.
 
     Encoding raises NativeUnavailable where nothing was compiled.
@@ -49,23 +49,11 @@ class LosslessFormat(ABC):
     inputs_at_once: int
     """Products are fast where a matrix has a multiple of so many inputs."""
 
-    def of(self, layer: str) -> ExpertFormat:
-        return self
-
     def record(self, layer: MoeLayer) -> RecordLayout:
         """Raises InvalidConfig for experts of any other kind."""
         if not layer.stacked or [len(tensor.shape) for tensor in layer.tensors] != [2, 2]:
             raise _refused(f"{layer.name} has other experts than two matrices without biases")
         return RecordLayout.of(part for tensor in layer.tensors for part in self._parts_of(tensor))
-
-    def stored_shapes(self, tensor: ExpertTensor) -> tuple[tuple[int, ...], ...]:
-        return ()
-
-    def check(self, tensor: ExpertTensor, stored: Sequence[torch.Tensor]) -> None:
-        return
-
-    def make(self, tensor: ExpertTensor, stored: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        raise TypeError(f"{tensor.name} is stored as numbers")
 
     def encode(self, tensor: ExpertTensor, numbers: torch.Tensor) -> dict[str, torch.Tensor]:
         if numbers.shape != tensor.shape or numbers.dtype is not torch.bfloat16:

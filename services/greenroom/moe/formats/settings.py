@@ -1,4 +1,4 @@
-"""What the settings of these methods have in common. They are untrusted JSON."""
+"""What the settings of several quantisation methods have in common. They are untrusted JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from greenroom.moe.formats.stored_matrix import NotServed
 
 
 def need_4_bits(bits: object) -> None:
-    """Raises NotServed for others."""
+    """``bits``: what the settings have under that name. Raises NotServed for others, and where they have nothing."""
+    if bits is None:
+        raise NotServed("its settings have no bits: what is served of this method has 4")
     if bits != 4:
         raise NotServed(f"its codes have {bits} bits: what is served of this method has 4")
 
@@ -23,12 +25,12 @@ def group_size(settings: Mapping[str, Any]) -> int:
 
 
 def names(listed: object) -> list[str]:
-    """Of modules."""
+    """The modules that a setting names: none, one, or a list."""
     if listed is None:
         return []
     return [str(one) for one in listed] if isinstance(listed, list | tuple) else [str(listed)]
 
 
 def rules(settings: object) -> list[str]:
-    """Patterns that others' settings are by."""
+    """The patterns of modules that have settings of their own; empty where there are none."""
     return [str(one) for one in settings] if isinstance(settings, Mapping) else []
