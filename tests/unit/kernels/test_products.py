@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +28,7 @@ from greenroom.moe.kernels.expert_products import (
     native_for,
     use_native,
 )
-from greenroom.moe.native import library
+from greenroom.moe.native import library, rows
 from greenroom.moe.native.library import NativeUnavailable
 from greenroom.moe.native.rows import NativeRows, RowLimits, native_rows
 from tests.compiled import native as native
@@ -83,6 +85,32 @@ def test_without_them_torch_computes_and_says_why() -> None:
     assert "bfloat16" in describe_products(None, torch.float32)
     with pytest.raises(NativeUnavailable, match="install one"):
         native_for(experts(), torch.bfloat16, "native")
+
+
+class Older:
+    """A library that was compiled before there was this function."""
+
+    def __init__(self, own: ctypes.CDLL, lacks: str) -> None:
+        self._own, self._lacks = own, lacks
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, f"{name}_of_later" if name == self._lacks else name)
+
+
+@pytest.mark.parametrize("lacks", ["greenroom_instruction_set", "greenroom_bit_panels", "greenroom_after_attention"])
+def test_an_older_library_is_not_used(native: NativeRows, monkeypatch: pytest.MonkeyPatch, lacks: str) -> None:
+    older = Older(library.native_library(), lacks)
+    monkeypatch.setattr(rows, "native_library", lambda: older)
+    native_rows.cache_clear()
+    try:
+        assert native_for(experts(), torch.bfloat16, "auto") is None
+        assert f"undefined symbol: {lacks}_of_later): install greenroom again" in describe_products(
+            None, torch.bfloat16
+        )
+        with pytest.raises(NativeUnavailable, match="is of another version"):
+            native_for(experts(), torch.bfloat16, "native")
+    finally:
+        native_rows.cache_clear()
 
 
 def test_an_unknown_name_lists_the_known() -> None:

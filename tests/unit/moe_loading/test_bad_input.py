@@ -138,6 +138,27 @@ def test_scales_of_gguf_that_are_no_numbers_or_huge(
     refused(path, tmp_path, rf"{re.escape(tensor)} in .*model\.gguf.*(no number|lacks|finite)")
 
 
+@pytest.mark.parametrize("module", [r"model\.layers\.1\.mlp\.experts\.\d\.down_proj", re.escape(DENSE)])
+@pytest.mark.parametrize("kind", [*FP8, *INT4])
+def test_matrices_without_inputs(kind: str, module: str, plain: Path, tmp_path: Path) -> None:
+    """Headers that agree with each other, and with the settings."""
+    by_group = ("blocks", "compressed-blocks", "packed")
+
+    def change(tensors: Tensors) -> None:
+        for key in [key for key in tensors if re.match(module, key)]:
+            tensor, part = tensors[key], key.rpartition(".")[2]
+            if part in ("qweight", "qzeros", "scales", "g_idx"):
+                tensors[key] = tensor[:0].clone()
+            elif part in ("weight", "weight_packed") or (part.startswith("weight_scale") and kind in by_group):
+                tensors[key] = tensor[:, :0].clone()
+
+    if kind in FP8:
+        folder = fp8_checkpoints.rewrite(to_fp8(plain, tmp_path / "model", kind), change)
+    else:
+        folder = int4_checkpoints.rewrite(save_int4(plain, tmp_path / "model", INT4[kind]), change)
+    refused(folder, tmp_path, rf"{module}\.\w+ in .* has the shape \((\d+, 0|0,)[^:]*: it is empty")
+
+
 @pytest.mark.parametrize("name", ["gptq", "gptq-act-order", "awq", "packed", "packed-asymmetric"])
 @pytest.mark.parametrize("size", [48, 96, 512])
 def test_groups_that_do_not_divide_the_inputs(name: str, size: int, plain: Path, tmp_path: Path) -> None:

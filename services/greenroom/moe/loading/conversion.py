@@ -441,6 +441,8 @@ class ExpertPlan:
         if lacking := [part for part in self.storage.parts if part not in parts]:
             found = next(iter(parts.values()))
             raise CorruptCheckpoint(f"{found.name} in {found.shard} has no {' and no '.join(lacking)} beside it")
+        if empty := [part for part in parts.values() if 0 in part.shape]:
+            raise CorruptCheckpoint(f"{empty[0].name} in {empty[0].shard} has the shape {empty[0].shape}: it is empty")
         if name in self.checkpoint.tensors and "weight" not in self.storage.parts:
             raise CorruptCheckpoint(f"{name} is stored twice: as numbers, and in {', '.join(self.storage.parts)}")
         self.storage.check_headers(parts)

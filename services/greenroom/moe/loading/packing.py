@@ -15,7 +15,7 @@ import torch
 from greenroom.checkpoints.pack_cache import LOCK_WAIT_S, Digest, OnBytes, PackChanged, find_or_make
 from greenroom.checkpoints.read_ahead import ReadAhead, Wanted
 from greenroom.checkpoints.shard_reader import ShardReader, typed
-from greenroom.core.errors import InvalidConfig
+from greenroom.core.errors import InvalidConfig, UnsupportedModel
 from greenroom.core.units import MIB
 from greenroom.experts.pack.layout import FLOATS, PLAIN, PackLayer, PackManifest
 from greenroom.experts.pack.pack_file import PackWriter, Weights
@@ -195,7 +195,11 @@ class MoePackSource:
             if recipe.target in joined:
                 made[recipe.target] = weights
             elif fits:
-                made.update(self._plan.make(recipe, weights))
+                try:
+                    made.update(self._plan.make(recipe, weights))
+                except UnsupportedModel as error:
+                    stored, _ = recipe.feeds[0].of(expert)
+                    raise UnsupportedModel(f"{stored.name} in {stored.shard}: expert {expert}: {error}") from error
         return made
 
     def _at_once(self) -> int:

@@ -798,7 +798,11 @@ _WEIGHTS_WORTH_A_THREAD = 1 << 18
 @functools.cache
 def native_rows() -> NativeRows:
     """The library of this installation. Raises NativeUnavailable, saying why."""
-    return NativeRows(native_library())
+    library = native_library()
+    try:
+        return NativeRows(library)
+    except AttributeError as lacking:  # the sources went on, and what was compiled of them did not
+        raise NativeUnavailable(f"the library is of another version ({lacking}): install greenroom again") from lacking
 
 
 def native_rows_or_none() -> NativeRows | None:
