@@ -50,8 +50,14 @@ class TextProcessor:
     def chat(self) -> ChatTemplate:
         """Raises InvalidRequest, saying what to do instead, where the model has no usable chat template."""
         if self._chat is None:
+            of_file = self._folder is not None and self._folder.is_file()
+            other = (
+                "serve a GGUF file that has one, as tokenizer.chat_template"
+                if of_file
+                else f"put a {TEMPLATE_FILE} beside the model's tokenizer.json"
+            )
             raise InvalidRequest(
-                f"{self._why_no_chat}; use /v1/completions, or put a {TEMPLATE_FILE} beside the model's tokenizer.json",
+                f"{self._why_no_chat}; use /v1/completions, or {other}",
                 param="messages",
                 code="no_chat_template",
             )

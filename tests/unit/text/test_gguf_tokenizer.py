@@ -12,7 +12,7 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from greenroom.core.errors import CorruptCheckpoint, UnsupportedModel
+from greenroom.core.errors import CorruptCheckpoint, InvalidRequest, UnsupportedModel
 from greenroom.core.generation import SamplingParams
 from greenroom.demo import bundled_model_path
 from greenroom.gguf.shards import read_gguf
@@ -190,6 +190,17 @@ def test_chat_templates_sampling_and_ends(tmp_path: Path) -> None:
     assert read_sampling_defaults(written(tmp_path / "none.gguf", {})) == SamplingDefaults()
     with pytest.raises(CorruptCheckpoint, match=r"temp.*--generation-config none"):
         read_sampling_defaults(written(tmp_path / "bad.gguf", {"general.sampling.temp": -3.0}))
+
+
+def test_without_a_template_chat_says_what_to_do(tmp_path: Path) -> None:
+    folder = small_tokenizers.write_chat(tmp_path / "folder")
+    keys = checkpoints.tokenizer_keys(folder, "gpt-2")
+    del keys["tokenizer.chat_template"]
+    text = TextProcessor.from_folder(written(tmp_path / "a.gguf", keys))
+    with pytest.raises(
+        InvalidRequest, match=r"completions, or serve a GGUF file that has one, as tokenizer\.chat_temp"
+    ):
+        _ = text.chat
 
 
 def test_control_tokens_that_end_an_answer_by_their_spelling(tmp_path: Path) -> None:
