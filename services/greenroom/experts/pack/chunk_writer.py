@@ -30,9 +30,9 @@ class ChunkWriter:
     """Writes into the file at ``path``, which is there. ``fd`` is the same file, open for buffered writes.
 
     Bytes are copied into a few chunks that are reused, so memory does not depend on the file's size. ``append`` waits
-    where the disk is slower than the caller. A write that fails is told by a later call, and by each one after that.
-    Where the file system refuses direct writes, they go through the page cache.
-    Not thread-safe. It is to be closed before ``fd``.
+    where the disk is slower than the caller. The disk syncs meanwhile, all but what was written last. A write or a sync
+    that fails is told by a later call, and by each one after that. Where the file system refuses direct writes, they go
+    through the page cache. Not thread-safe. It is to be closed before ``fd``.
     """
 
     def __init__(self, path: Path, fd: int, *, chunk_bytes: int = CHUNK_BYTES) -> None:
