@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import importlib.util
 from collections.abc import Mapping, Sequence
@@ -278,7 +279,10 @@ async def test_what_is_forgotten_takes_its_artifacts_with_it(world: World) -> No
     await world.send(*others)
     await world.until(lambda: running.metric("evicted_total", what="model") == 1)
     await world.until_committed()
-    assert list((await running.artifacts(kind=EAMC)).artifacts) == []
+    # What was committed may have begun to be kept before this one was forgotten; the next time it is deleted.
+    async with asyncio.timeout(DEADLINE_S):
+        while (await running.artifacts(kind=EAMC)).artifacts:
+            await asyncio.sleep(0.002)
     assert list(world.folder.glob(f"m-*/{EAMC}/*.safetensors")) == []
     await running.stop()
 

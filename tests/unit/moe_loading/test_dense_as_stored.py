@@ -207,7 +207,7 @@ def test_they_stay_where_compiled_products_are(native: NativeRows, monkeypatch: 
     assert keeps_dense(torch.bfloat16, "stored")
     assert not keeps_dense(torch.bfloat16, "expanded")
     elsewhere: list[tuple[torch.dtype, dict[str, str], str]] = [
-        (torch.float32, {}, "computed in torch.float32"),
+        (torch.float32, {}, "computed in float32"),
         (torch.bfloat16, {"products": "torch"}, "torch computes its products"),
         (torch.bfloat16, {"device": "cuda"}, "torch computes its products on cuda"),
     ]
