@@ -281,7 +281,7 @@ async def test_what_is_forgotten_takes_its_artifacts_with_it(world: World) -> No
     await world.until_committed()
     # What was committed may have begun to be kept before this one was forgotten; the next time it is deleted.
     async with asyncio.timeout(DEADLINE_S):
-        while (await running.artifacts(kind=EAMC)).artifacts:
+        while (await running.artifacts(kind=EAMC)).artifacts:  # noqa: ASYNC110
             await asyncio.sleep(0.002)
     assert list(world.folder.glob(f"m-*/{EAMC}/*.safetensors")) == []
     await running.stop()
