@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import importlib.util
 from collections.abc import Mapping, Sequence
@@ -274,15 +273,16 @@ async def test_a_damaged_one_is_passed_over(world: World, caplog: pytest.LogCapt
 async def test_what_is_forgotten_takes_its_artifacts_with_it(world: World) -> None:
     room = 8 * (2048 + 4 * (LAYERS + (LAYERS - 1) * EXPERTS) * EXPERTS)
     running = await first_version(world, max_bytes=room)
+    assert running.metric("serving_built_version", model_name="m", kind=EAMC) == 1
     await world.until_committed()
     others = (sequence(number, model="other", task_type=f"t{number}") for number in range(50, 60))
     await world.send(*others)
     await world.until(lambda: running.metric("evicted_total", what="model") == 1)
     await world.until_committed()
     # What was committed may have begun to be kept before this one was forgotten; the next time it is deleted.
-    async with asyncio.timeout(DEADLINE_S):
-        while (await running.artifacts(kind=EAMC)).artifacts:  # noqa: ASYNC110
-            await asyncio.sleep(0.002)
+    served = "greenroom_predictor_serving_built_version", {"model_name": "m", "kind": EAMC}
+    await world.until(lambda: running.registry.get_sample_value(*served) is None)
+    assert list((await running.artifacts(kind=EAMC)).artifacts) == []
     assert list(world.folder.glob(f"m-*/{EAMC}/*.safetensors")) == []
     await running.stop()
 
